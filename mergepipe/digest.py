@@ -1,0 +1,146 @@
+"""Content digests: blake3-256 over tagged, length-delimited fields.
+
+Every pre-image starts with a record type (the tag), and every field carries its type and length, so that no two
+different records share a pre-image. Nothing is hashed through ``repr``, JSON or the order of a dict: floats go in as
+their IEEE bits, mappings in key order.
+
+A digest is 32 raw bytes inside the program (`bytes`), so that the digests of many blocks pack into one array, and
+``b3:<hex>`` wherever people or files see it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from blake3 import blake3
+
+from mergepipe.errors import InternalError, LockError
+
+DIGEST_SIZE = 32
+PREFIX = "b3:"
+
+
+def content_digest(data: bytes | bytearray | memoryview) -> bytes:
+    """Return the blake3-256 digest (32 bytes) of raw bytes, without any tag."""
+    return blake3(data).digest()
+
+
+def format_digest(digest: bytes) -> str:
+    """Return ``b3:<hex>`` for a raw digest."""
+    if len(digest) != DIGEST_SIZE:
+        raise InternalError(f"a digest has {DIGEST_SIZE} bytes, this has {len(digest)}")
+    return PREFIX + digest.hex()
+
+
+def parse_digest(text: str) -> bytes:
+    """Return the raw digest of ``b3:<hex>``.
+
+    Raises
+    ------
+    LockError
+        If the text is not a digest.
+    """
+    if text.startswith(PREFIX) and len(text) == len(PREFIX) + 2 * DIGEST_SIZE:
+        try:
+            return bytes.fromhex(text[len(PREFIX) :])
+        except ValueError:
+            pass
+    raise LockError(f"`{text}` is not a digest (expected `b3:` and {2 * DIGEST_SIZE} hexadecimal digits)")
+
+
+class RecordHasher:
+    """Hashes one record field by field; fields cannot run into each other."""
+
+    __slots__ = ("_hasher",)
+
+    def __init__(self, tag: str) -> None:
+        self._hasher = blake3()
+        self.text("mergepipe." + tag)
+
+    def _field(self, kind: bytes, payload: bytes) -> RecordHasher:
+        self._hasher.update(kind + struct.pack("<Q", len(payload)) + payload)
+        return self
+
+    def text(self, value: str) -> RecordHasher:
+        """Add a string (UTF-8, unchanged)."""
+        return self._field(b"s", value.encode("utf-8", "surrogateescape"))
+
+    def raw(self, value: bytes) -> RecordHasher:
+        """Add bytes, such as another digest."""
+        return self._field(b"b", value)
+
+    def integer(self, value: int) -> RecordHasher:
+        """Add an integer of any size (decimal digits)."""
+        return self._field(b"i", str(int(value)).encode())
+
+    def real(self, value: float) -> RecordHasher:
+        """Add a float by its 64 IEEE bits."""
+        return self._field(b"f", struct.pack("<d", value))
+
+    def value(self, value: Any) -> RecordHasher:
+        """Add plain data: None, bool, int, float, str, bytes, sequences and mappings of them.
+
+        Raises
+        ------
+        InternalError
+            For any other type: a digest must never depend on a representation.
+        """
+        match value:
+            case None:
+                return self._field(b"n", b"")
+            case bool():
+                return self._field(b"t", b"1" if value else b"0")
+            case int():
+                return self.integer(value)
+            case float():
+                return self.real(value)
+            case str():
+                return self.text(value)
+            case bytes():
+                return self.raw(value)
+            case Mapping():
+                self._field(b"m", str(len(value)).encode())
+                for key in sorted(value):
+                    self.text(key).value(value[key])
+                return self
+            case Sequence():
+                self._field(b"l", str(len(value)).encode())
+                for item in value:
+                    self.value(item)
+                return self
+        raise InternalError(f"a {type(value).__name__} cannot be part of a digest")
+
+    def digest(self) -> bytes:
+        """Return the digest (32 bytes) of everything added so far."""
+        return self._hasher.digest()
+
+
+def record_digest(tag: str, *fields: Any) -> bytes:
+    """Return the digest of a record: its tag and its fields in order."""
+    hasher = RecordHasher(tag)
+    for field in fields:
+        hasher.value(field)
+    return hasher.digest()
+
+
+def tensor_digest(dtype: str, shape: Sequence[int], block_digests: bytes) -> bytes:
+    """Return the Merkle digest of a tensor from its dtype, shape and packed block digests (32 bytes each)."""
+    return record_digest("tensor", dtype, tuple(shape), block_digests)
+
+
+def source_digest(tensors: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return the digest of a checkpoint from its (name, tensor digest) pairs, whatever their order.
+
+    It does not depend on sharding, file names or header metadata.
+    """
+    hasher = RecordHasher("source")
+    for name, digest in sorted(tensors):
+        hasher.text(name).raw(digest)
+    return hasher.digest()
+
+
+def unpack_digests(packed: bytes) -> list[bytes]:
+    """Return the digests of a packed array (32 bytes each)."""
+    return [packed[at : at + DIGEST_SIZE] for at in range(0, len(packed), DIGEST_SIZE)]

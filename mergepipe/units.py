@@ -1,0 +1,62 @@
+"""Sizes in bytes and shares, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+_FACTORS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+
+def parse_size(text: str | int) -> int:
+    """Return the bytes of ``"5 GB"``, ``"512 MiB"``, ``"1024"`` or an integer.
+
+    Raises
+    ------
+    ValueError
+        If the text is not a size; the message lists the units.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        if text < 0:
+            raise ValueError(f"a size cannot be negative: {text}")
+        return text
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    factor = _FACTORS.get((match[2] or "b").lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"not a size: {text!r} (write a number and a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB)")
+    return round(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def parse_percent(text: str) -> float | None:
+    """Return the share (0 to 1 for 0% to 100%) of ``"25%"``, or None if the text is not a percentage."""
+    match = _PERCENT.fullmatch(text)
+    return float(match[1]) / 100 if match else None
+
+
+def format_bytes(count: float) -> str:
+    """Return a size for people: ``1.2 MB``, decimal units, three significant digits."""
+    if count < 1000:
+        return f"{int(count)} B"
+    for unit in ("KB", "MB", "GB", "TB"):
+        count /= 1000
+        if count < 999.5 or unit == "TB":
+            digits = 2 if count < 9.995 else 1 if count < 99.95 else 0
+            return f"{count:.{digits}f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
+    """Return ``1 block``, ``1,204 blocks``."""
+    word = noun if count == 1 else plural or noun + "s"
+    return f"{count:,} {word}"
