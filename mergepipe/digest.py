@@ -20,6 +20,7 @@ from mergepipe.errors import InternalError, LockError
 
 DIGEST_SIZE = 32
 PREFIX = "b3:"
+_HEX_DIGITS = frozenset("0123456789abcdef")
 
 
 def content_digest(data: bytes | bytearray | memoryview) -> bytes:
@@ -43,10 +44,9 @@ def parse_digest(text: str) -> bytes:
         If the text is not a digest.
     """
     if text.startswith(PREFIX) and len(text) == len(PREFIX) + 2 * DIGEST_SIZE:
-        try:
-            return bytes.fromhex(text[len(PREFIX) :])
-        except ValueError:
-            pass
+        digits = text[len(PREFIX) :]
+        if all(digit in _HEX_DIGITS for digit in digits):
+            return bytes.fromhex(digits)
     raise LockError(f"`{text}` is not a digest (expected `b3:` and {2 * DIGEST_SIZE} hexadecimal digits)")
 
 

@@ -91,10 +91,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     import ml_dtypes
     import numpy as np
 
-    table: dict[str, Any] = {
-        "F64": np.float64,
-        "F32": np.float32,
-        "F16": np.float16,
-        "BF16": ml_dtypes.bfloat16,
+    table: dict[str, np.dtype[Any]] = {
+        "F64": np.dtype(np.float64),
+        "F32": np.dtype(np.float32),
+        "F16": np.dtype(np.float16),
+        "BF16": np.dtype(ml_dtypes.bfloat16),
     }
-    return np.dtype(table[name])
+    return table[name]

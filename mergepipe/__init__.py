@@ -1,0 +1,32 @@
+"""mergepipe: a declarative, incremental, reproducible build system for weight-space model merging.
+
+>>> import mergepipe
+>>> project = mergepipe.open("Mergefile.toml")          # doctest: +SKIP
+>>> project.build(["assistant"]).outputs["assistant"]   # doctest: +SKIP
+
+Importing this package imports neither torch nor networkx, and reads no weights.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mergepipe._version import __version__
+
+if TYPE_CHECKING:
+    from mergepipe.project import Project, open_project
+
+__all__ = ["Project", "__version__", "open"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the pipeline only when it is used, so that ``mergepipe --version`` stays quick."""
+    if name in ("open", "Project"):
+        from mergepipe import project
+
+        return project.open_project if name == "open" else project.Project
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if TYPE_CHECKING:
+    open = open_project  # noqa: A001 - `mergepipe.open` is the public name

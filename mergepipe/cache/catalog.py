@@ -1,0 +1,353 @@
+"""The catalog: what is known of source blocks, of finished results and of published outputs.
+
+One row holds a whole tensor with packed arrays of block digests (32 bytes each), never one row per block. Rows about
+a source file count only while the file's identity holds; rows about results name a pack that exists, because they
+are written after it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mergepipe.cache.database import guarded, open_database
+from mergepipe.cache.layout import CacheLayout
+from mergepipe.fsio.identity import FileIdentity
+
+# How many earlier results of a tensor are asked whether they hold a block: enough for switching between branches.
+_CANDIDATES = 8
+# A build that moved less says nothing about the machine's speed.
+_MEASURED_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDigests:
+    """The digests of one source tensor: its own and, packed, those of its blocks."""
+
+    name: str
+    digest: bytes
+    blocks: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A source file as the catalog knows it: where it is, what it looked like, and when it was read."""
+
+    path: Path
+    identity: FileIdentity
+    header: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A finished output tensor and where its bytes lie.
+
+    Attributes
+    ----------
+    key, digest
+        The tensor's action key and its content digest.
+    block_keys, block_digests
+        Packed, one per block.
+    pack, offset
+        The pack's name and the position of the tensor's first byte in that file.
+    """
+
+    key: bytes
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: bytes
+    block_keys: bytes
+    block_digests: bytes
+    pack: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedTensor:
+    """Blocks of an output tensor that a build has written to its staged shard; a key of zeros is a block not yet."""
+
+    tensor: str
+    block_keys: bytes
+    block_digests: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What was last put into an output directory: its action key, its files' identities, and the caller's record."""
+
+    key: bytes
+    files: bytes
+    record: bytes
+
+
+class Catalog:
+    """Reads and writes the catalog of one cache directory.
+
+    Parameters
+    ----------
+    layout
+        The cache directory.
+    block_elements
+        The block geometry whose digests are meant.
+    create
+        False opens it for reading: a missing catalog is then an empty one, and nothing may be recorded.
+    """
+
+    def __init__(self, layout: CacheLayout, block_elements: int, *, create: bool) -> None:
+        self.layout = layout
+        self.block_elements = block_elements
+        self._db = open_database(layout.catalog, create=create)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._db is not None:
+            self._db.close()
+
+    def _rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        if self._db is None:
+            return []
+        with guarded(self.layout.catalog):
+            return self._db.execute(query, values).fetchall()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run statements that become visible together or not at all; an inner transaction is part of the outer one.
+
+        A commit costs two flushes of the disk, so what belongs together goes into one.
+        """
+        assert self._db is not None, "the catalog is open for reading only"
+        if self._db.in_transaction:
+            yield self._db
+            return
+        with guarded(self.layout.catalog):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+
+    # --- source files ---------------------------------------------------------------------------------------------
+
+    def _path_key(self, path: Path) -> str:
+        """Return the path relative to the project where it lies inside, so that a moved project keeps its catalog."""
+        root = self.layout.root.parent
+        return os.path.relpath(path, root) if path.is_relative_to(root) else str(path)
+
+    def _trusted_file(self, file: SourceFile) -> int | None:
+        rows = self._rows(
+            "SELECT id, size, mtime_ns, ctime_ns, inode, header, read_at_ns FROM files"
+            " WHERE path = ? AND block_elements = ?",
+            (self._path_key(file.path), self.block_elements),
+        )
+        for file_id, size, mtime_ns, ctime_ns, inode, header, read_at_ns in rows:
+            known = FileIdentity(size, mtime_ns, ctime_ns, inode)
+            racy = file.identity.is_racy(read_at_ns)
+            if known == file.identity and header == file.header and not racy:
+                return int(file_id)
+        return None
+
+    def tensor_digests(self, file: SourceFile) -> Mapping[str, bytes]:
+        """Return the digests of the file's tensors as far as they are known and may be trusted."""
+        row = self._trusted_file(file)
+        if row is None:
+            return {}
+        return dict(self._rows("SELECT name, digest FROM tensors WHERE file = ?", (row,)))
+
+    def block_digests(self, file: SourceFile, tensor: str) -> bytes | None:
+        """Return the packed block digests of a tensor, or None if they are not known."""
+        row = self._trusted_file(file)
+        found = self._rows("SELECT blocks FROM tensors WHERE file = ? AND name = ?", (row, tensor))
+        return found[0][0] if found else None
+
+    def record_tensors(self, file: SourceFile, read_at_ns: int, tensors: Iterable[TensorDigests]) -> None:
+        """Record digests of a file's tensors; rows about an earlier content of the file are dropped."""
+        row = self._trusted_file(file)
+        with self.transaction() as db:
+            if row is None:
+                path = self._path_key(file.path)
+                db.execute(
+                    "DELETE FROM files WHERE path = ? AND block_elements = ?", (path, self.block_elements)
+                )
+                identity = file.identity
+                row = db.execute(
+                    "INSERT INTO files (path, block_elements, size, mtime_ns, ctime_ns, inode, header, read_at_ns)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    (path, self.block_elements, identity.size, identity.mtime_ns, identity.ctime_ns, identity.inode,
+                     file.header, read_at_ns),
+                ).lastrowid  # fmt: skip
+            db.executemany(
+                "INSERT OR REPLACE INTO tensors (file, name, digest, blocks) VALUES (?, ?, ?, ?)",
+                [(row, tensor.name, tensor.digest, tensor.blocks) for tensor in tensors],
+            )
+
+    def forget_file(self, path: Path) -> None:
+        """Drop everything recorded about a source file."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM files WHERE path = ?", (self._path_key(path),))
+
+    # --- results --------------------------------------------------------------------------------------------------
+
+    def result(self, key: bytes) -> Result | None:
+        """Return a finished tensor by its action key."""
+        rows = self._rows(f"SELECT {_RESULT_COLUMNS} FROM results WHERE key = ? LIMIT 1", (key,))
+        return _result(rows[0]) if rows else None
+
+    def candidates(self, tensor: str, dtype: str, shape: tuple[int, ...]) -> tuple[Result, ...]:
+        """Return earlier results for a tensor of this name, dtype and shape, newest first: they may hold its blocks."""
+        rows = self._rows(
+            f"SELECT {_RESULT_COLUMNS} FROM results"
+            " WHERE tensor = ? AND dtype = ? AND shape = ? AND block_elements = ? ORDER BY rowid DESC LIMIT ?",
+            (tensor, dtype, _shape_text(shape), self.block_elements, _CANDIDATES),
+        )
+        return tuple(_result(row) for row in rows)
+
+    def results_in(self, pack: str) -> tuple[Result, ...]:
+        """Return the results whose bytes lie in a pack, in file order."""
+        rows = self._rows(f"SELECT {_RESULT_COLUMNS} FROM results WHERE pack = ? ORDER BY offset", (pack,))
+        return tuple(_result(row) for row in rows)
+
+    def record_pack(self, name: str, identity: FileIdentity, results: Iterable[Result], staged: str) -> None:
+        """Commit a finished pack with its results, and drop the staging rows of the shard that it was.
+
+        This is the only commit point of a merge: call it when the pack is on the disk under its final name.
+        """
+        with self.transaction() as db:
+            _insert_pack(db, name, identity)
+            self._insert_results(db, results)
+            db.execute("DELETE FROM staged WHERE shard = ?", (staged,))
+
+    def record_results(self, results: Iterable[Result]) -> None:
+        """Record further results that lie in packs which are recorded already."""
+        with self.transaction() as db:
+            self._insert_results(db, results)
+
+    def _insert_results(self, db: sqlite3.Connection, results: Iterable[Result]) -> None:
+        rows = [
+            (r.key, r.tensor, r.dtype, _shape_text(r.shape), r.digest, r.block_keys, r.block_digests, r.pack, r.offset)
+            for r in results
+        ]
+        db.executemany(
+            f"INSERT OR REPLACE INTO results ({_RESULT_COLUMNS}, block_elements) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(*row, self.block_elements) for row in rows],
+        )
+
+    def record_pack_identity(self, name: str, identity: FileIdentity) -> None:
+        """Record what a pack that was checked, or linked just now, looks like."""
+        with self.transaction() as db:
+            _insert_pack(db, name, identity)
+
+    def pack_identity(self, name: str) -> FileIdentity | None:
+        """Return what a pack looked like when it was last checked."""
+        rows = self._rows("SELECT size, mtime_ns, ctime_ns, inode FROM packs WHERE name = ?", (name,))
+        return FileIdentity(*rows[0]) if rows else None
+
+    def pack_names(self) -> tuple[tuple[str, int], ...]:
+        """Return (name, time of last use in ns) of all packs, least recently used first."""
+        return tuple(self._rows("SELECT name, used_at_ns FROM packs ORDER BY used_at_ns, name", ()))
+
+    def drop_pack(self, name: str) -> None:
+        """Forget a pack and every result in it."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM packs WHERE name = ?", (name,))
+
+    # --- staging --------------------------------------------------------------------------------------------------
+
+    def staged(self, shard: str) -> Mapping[str, StagedTensor]:
+        """Return the blocks that an unfinished build has written to a staged shard, by tensor."""
+        rows = self._rows("SELECT tensor, block_keys, block_digests FROM staged WHERE shard = ?", (shard,))
+        return {
+            row[0]: StagedTensor(tensor=row[0], block_keys=row[1], block_digests=row[2])
+            for row in rows
+        }
+
+    def record_staged(self, shard: str, tensors: Iterable[StagedTensor]) -> None:
+        """Record blocks as they land in staging. Whoever uses them re-hashes them first."""
+        with self.transaction() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO staged (shard, tensor, block_keys, block_digests) VALUES (?, ?, ?, ?)",
+                [(shard, tensor.tensor, tensor.block_keys, tensor.block_digests) for tensor in tensors],
+            )
+
+    def drop_staged(self, shards: Iterable[str]) -> None:
+        """Forget the staging rows of these shards."""
+        with self.transaction() as db:
+            db.executemany("DELETE FROM staged WHERE shard = ?", [(shard,) for shard in shards])
+
+    def drop_all_staged(self) -> None:
+        """Forget every staging row; the staged files are gone."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM staged")
+
+    # --- published outputs ----------------------------------------------------------------------------------------
+
+    def published(self, directory: Path) -> Published | None:
+        """Return what was last published into a directory from this cache."""
+        rows = self._rows("SELECT key, files, record FROM published WHERE path = ?", (self._path_key(directory),))
+        return Published(key=rows[0][0], files=rows[0][1], record=rows[0][2]) if rows else None
+
+    def record_published(self, directory: Path, published: Published) -> None:
+        """Record what is being published into a directory."""
+        with self.transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO published (path, key, files, record) VALUES (?, ?, ?, ?)",
+                (self._path_key(directory), published.key, published.files, published.record),
+            )
+
+    def count(self, table: str) -> int:
+        """Return the number of rows of a table of the catalog (a name from the schema, never user input)."""
+        rows = self._rows(f"SELECT count(*) FROM {table}", ())
+        return int(rows[0][0]) if rows else 0
+
+    # --- measurements ---------------------------------------------------------------------------------------------
+
+    def record_throughput(self, moved: int, seconds: float) -> None:
+        """Remember the bytes per second of a build, if it was long enough to mean something."""
+        if moved >= _MEASURED_BYTES and seconds > 0:
+            with self.transaction() as db:
+                db.execute("INSERT OR REPLACE INTO measured VALUES ('throughput', ?)", (moved / seconds,))
+
+    def throughput(self) -> float | None:
+        """Return the bytes per second of the last build that was measured."""
+        rows = self._rows("SELECT value FROM measured WHERE name = 'throughput'", ())
+        return float(rows[0][0]) if rows else None
+
+
+_RESULT_COLUMNS = "key, tensor, dtype, shape, digest, block_keys, block_digests, pack, offset"
+
+
+def _insert_pack(db: sqlite3.Connection, name: str, identity: FileIdentity) -> None:
+    db.execute(
+        "INSERT INTO packs (name, size, mtime_ns, ctime_ns, inode, used_at_ns) VALUES (?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (name) DO UPDATE SET size = excluded.size, mtime_ns = excluded.mtime_ns,"
+        " ctime_ns = excluded.ctime_ns, inode = excluded.inode, used_at_ns = excluded.used_at_ns",
+        (name, identity.size, identity.mtime_ns, identity.ctime_ns, identity.inode, time.time_ns()),
+    )
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return ",".join(str(size) for size in shape)
+
+
+def _result(row: tuple[Any, ...]) -> Result:
+    key, tensor, dtype, shape, digest, block_keys, block_digests, pack, offset = row
+    return Result(
+        key=key,
+        tensor=tensor,
+        dtype=dtype,
+        shape=tuple(int(size) for size in str(shape).split(",") if size),
+        digest=digest,
+        block_keys=block_keys,
+        block_digests=block_digests,
+        pack=pack,
+        offset=offset,
+    )

@@ -1,0 +1,171 @@
+"""The SQLite file of the catalog: schema, opening, and errors in words.
+
+The rollback journal is used and not the write-ahead log: readers then write nothing, and it works on file systems
+without shared memory maps. A catalog that is damaged, or that another version wrote, is set aside and started anew:
+losing it costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from mergepipe.errors import CacheError, fail_storage
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE files (
+    id INTEGER PRIMARY KEY,
+    path TEXT NOT NULL,
+    block_elements INTEGER NOT NULL,
+    size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
+    header BLOB NOT NULL,
+    read_at_ns INTEGER NOT NULL,
+    UNIQUE (path, block_elements)
+);
+CREATE TABLE tensors (
+    file INTEGER NOT NULL REFERENCES files (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    blocks BLOB NOT NULL,
+    PRIMARY KEY (file, name)
+);
+CREATE TABLE packs (
+    name TEXT PRIMARY KEY,
+    size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
+    used_at_ns INTEGER NOT NULL
+);
+CREATE TABLE results (
+    key BLOB NOT NULL,
+    pack TEXT NOT NULL REFERENCES packs (name) ON DELETE CASCADE,
+    tensor TEXT NOT NULL,
+    dtype TEXT NOT NULL,
+    shape TEXT NOT NULL,
+    block_elements INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    block_keys BLOB NOT NULL,
+    block_digests BLOB NOT NULL,
+    offset INTEGER NOT NULL,
+    PRIMARY KEY (key, pack)
+);
+CREATE INDEX results_by_tensor ON results (tensor, dtype, shape, block_elements);
+CREATE INDEX results_by_pack ON results (pack);
+CREATE TABLE staged (
+    shard TEXT NOT NULL,
+    tensor TEXT NOT NULL,
+    block_keys BLOB NOT NULL,
+    block_digests BLOB NOT NULL,
+    PRIMARY KEY (shard, tensor)
+);
+CREATE TABLE measured (
+    name TEXT PRIMARY KEY,
+    value REAL NOT NULL
+);
+CREATE TABLE published (
+    path TEXT PRIMARY KEY,
+    key BLOB NOT NULL,
+    files BLOB NOT NULL,
+    record BLOB NOT NULL
+);
+"""
+
+
+def open_database(path: Path, *, create: bool) -> sqlite3.Connection | None:
+    """Open the catalog, starting anew where it is damaged or of another version.
+
+    Parameters
+    ----------
+    create
+        Whether to make it where it is missing or unusable; the caller holds the build lock then.
+
+    Returns
+    -------
+    sqlite3.Connection or None
+        None if there is no usable catalog and ``create`` is false.
+    """
+    if path.exists():
+        connection = _open_existing(path)
+        if connection is not None:
+            return connection
+        if create:
+            _set_aside(path)
+    if not create:
+        return None
+    connection = _connect(path)
+    with guarded(path), connection:
+        connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    return connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    with guarded(path):
+        connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+
+def _open_existing(path: Path) -> sqlite3.Connection | None:
+    connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == SCHEMA_VERSION:
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            return connection
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise CacheError(
+                f"the catalog `{path}` is locked by another process", hint="wait for it to finish", path=str(path)
+            ) from error
+    except sqlite3.DatabaseError:
+        pass
+    connection.close()
+    return None
+
+
+def _set_aside(path: Path) -> None:
+    try:
+        path.replace(path.with_name(path.name + ".unusable"))
+        path.with_name(path.name + "-journal").unlink(missing_ok=True)
+    except OSError as error:
+        fail_storage(error, path, "set aside the unusable catalog")
+
+
+@contextlib.contextmanager
+def guarded(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours, with the operating system's reason where writing is what failed.
+
+    Raises
+    ------
+    StorageError
+        If the disk is full, a limit is hit, or the file system refuses.
+    CacheError
+        For everything else.
+    """
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        _probe_writing(path)
+        raise CacheError(
+            f"the catalog `{path}` cannot be used: {error}",
+            hint="run again; if it happens again, delete the cache directory (it costs time, never results)",
+            path=str(path),
+        ) from error
+
+
+def _probe_writing(path: Path) -> None:
+    """Find the reason behind SQLite's "disk I/O error" or "disk is full" by writing as much as it would."""
+    probe = path.with_name("probe.tmp")
+    size = (path.stat().st_size if path.exists() else 0) + (1 << 17)
+    try:
+        with probe.open("wb") as file:
+            for _ in range(0, size, 1 << 16):
+                file.write(b"\0" * (1 << 16))
+    except OSError as error:
+        fail_storage(error, path, "write")
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()

@@ -1,0 +1,158 @@
+"""What is known of the sources' content during one run: from the catalog, and from what this run has read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mergepipe.cache.catalog import Catalog, SourceFile, TensorDigests
+from mergepipe.checkpoints.checkpoint import Checkpoint, CheckpointFile
+from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.checkpoints.safetensors import TensorInfo
+from mergepipe.digest import source_digest, tensor_digest
+from mergepipe.errors import SourceChangedError
+from mergepipe.fsio.identity import FileIdentity, settle
+
+
+@dataclass(slots=True)
+class _FileState:
+    """One file of a source: its digests so far, and those that are not in the catalog yet."""
+
+    source: str
+    file: CheckpointFile
+    known: dict[str, bytes]
+    blocks: dict[str, bytes] = field(default_factory=dict)
+    pending: list[TensorDigests] = field(default_factory=list)
+    read_at_ns: int = 0
+
+    @property
+    def key(self) -> SourceFile:
+        return SourceFile(path=self.file.path, identity=self.file.identity, header=self.file.header_digest)
+
+
+class SourceIndex:
+    """The digests of source tensors and blocks, filled up as the run reads.
+
+    Parameters
+    ----------
+    checkpoints
+        By source name. Two sources may be the same files; they are known and read once.
+    """
+
+    def __init__(self, catalog: Catalog, checkpoints: Mapping[str, Checkpoint], geometry: Geometry) -> None:
+        self._catalog = catalog
+        self._checkpoints = checkpoints
+        self.geometry = geometry
+        self._files: dict[Path, _FileState] = {}
+        for source, checkpoint in checkpoints.items():
+            for file in checkpoint.files:
+                if file.path not in self._files:
+                    state = _FileState(source, file, {})
+                    state.known = dict(catalog.tensor_digests(state.key))
+                    self._files[file.path] = state
+
+    def _state(self, source: str, info: TensorInfo) -> _FileState:
+        return self._files[self.file(source, info).path]
+
+    def file(self, source: str, info: TensorInfo) -> CheckpointFile:
+        """Return the file that holds a tensor of a source."""
+        return self._checkpoints[source].files[info.file]
+
+    def tensor(self, source: str, info: TensorInfo) -> bytes | None:
+        """Return a tensor's digest, or None while it is cold."""
+        return self._state(source, info).known.get(info.name)
+
+    def blocks(self, source: str, info: TensorInfo) -> bytes | None:
+        """Return a tensor's packed block digests, or None while it is cold."""
+        state = self._state(source, info)
+        if info.name not in state.known:
+            return None
+        if info.name not in state.blocks:
+            found = self._catalog.block_digests(state.key, info.name)
+            if found is None:  # the row vanished meanwhile: the tensor is cold again
+                del state.known[info.name]
+                return None
+            state.blocks[info.name] = found
+        return state.blocks[info.name]
+
+    def settle(self, sources: Iterable[str]) -> None:
+        """Wait until reading the cold files of these sources cannot be racy; call it before their first read."""
+        for source in sources:
+            for file in self._checkpoints[source].files:
+                state = self._files[file.path]
+                if not state.read_at_ns:
+                    state.read_at_ns = settle(file.identity)
+
+    def add(self, source: str, info: TensorInfo, blocks: bytes) -> bytes:
+        """Take the block digests of a tensor that was read whole; return the tensor's digest."""
+        state = self._state(source, info)
+        digest = tensor_digest(info.dtype, info.shape, blocks)
+        state.known[info.name] = digest
+        state.blocks[info.name] = blocks
+        state.pending.append(TensorDigests(name=info.name, digest=digest, blocks=blocks))
+        return digest
+
+    def cold(self, source: str) -> tuple[TensorInfo, ...]:
+        """Return the tensors of a source whose content is not known."""
+        return tuple(info for info in self._checkpoints[source].tensors.values() if self.tensor(source, info) is None)
+
+    def digest(self, source: str) -> bytes | None:
+        """Return the source's content digest, or None while any of its tensors is cold."""
+        tensors = self._checkpoints[source].tensors
+        pairs = [(name, self.tensor(source, info)) for name, info in tensors.items()]
+        known = [(name, digest) for name, digest in pairs if digest is not None]
+        return source_digest(known) if len(known) == len(pairs) else None
+
+    def flush(self) -> None:
+        """Record what was read since the last call, after checking that its files are still the same.
+
+        Raises
+        ------
+        SourceChangedError
+            If a file is not the one whose header was read; nothing of it is recorded, and what was is dropped.
+        """
+        pending = [state for state in self._files.values() if state.pending]
+        for state in pending:
+            self._check(state)
+        with self._catalog.transaction():
+            for state in pending:
+                self._catalog.record_tensors(state.key, state.read_at_ns or time.time_ns(), state.pending)
+                state.pending = []
+
+    def check_unchanged(self) -> None:
+        """Check every file of every source against the identity that it had when its header was read.
+
+        Raises
+        ------
+        SourceChangedError
+            For the first file that differs; what the catalog holds of it is dropped.
+        """
+        for state in self._files.values():
+            self._check(state)
+
+    def _check(self, state: _FileState) -> None:
+        if FileIdentity.at(state.file.path) != state.file.identity:
+            self._catalog.forget_file(state.file.path)
+            raise source_changed(state.source, state.file)
+
+    def forget(self, path: Path) -> None:
+        """Drop everything known of a file: its bytes are not what they should be, whatever its identity says."""
+        self._catalog.forget_file(path)
+        for state in self._files.values():
+            if state.file.path == path:
+                state.known, state.blocks, state.pending = {}, {}, []
+
+
+def source_changed(source: str, file: CheckpointFile) -> SourceChangedError:
+    """Return the error for a file that is not what it was when the build began."""
+    shown = os.path.join(source, file.name)
+    return SourceChangedError(
+        f"`{file.path}` of source `{source}` changed while it was being read",
+        hint="run the build again when nothing writes to it any more; nothing was published",
+        source=source,
+        file=shown,
+        path=str(file.path),
+    )

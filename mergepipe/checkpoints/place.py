@@ -1,0 +1,114 @@
+"""A checkpoint's place on disk, and opening its files with errors that say which one and why."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mergepipe.checkpoints.sniff import sniff
+from mergepipe.checkpoints.wording import quote
+from mergepipe.errors import SourceError
+
+_TEXT_LIMIT = 100_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a checkpoint lies, and what messages call it.
+
+    Attributes
+    ----------
+    label
+        Name of the source.
+    root
+        Absolute path of the folder.
+    shown
+        The folder as the user wrote it.
+    """
+
+    label: str
+    root: Path
+    shown: str
+
+    def show(self, name: str) -> str:
+        """Return what messages call a file of the folder."""
+        return os.path.join(self.shown, name)
+
+    def error(
+        self, what: str, *lines: str, name: str | None = None, hint: str | None = None, **facts: Any
+    ) -> SourceError:
+        """Return an error about a file of the folder, or about the folder: ``what`` follows its name."""
+        path = self.shown if name is None else self.show(name)
+        first = f"source {quote(self.label)}: {quote(path)} {what}"
+        return SourceError("\n".join((first, *lines)), hint=hint, source=self.label, path=path, **facts)
+
+
+@contextlib.contextmanager
+def opened(place: Place, name: str) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a regular file of the folder for reading; yield its descriptor and its status.
+
+    Raises
+    ------
+    SourceError
+        If it is missing, a broken link, no regular file, or may not be read; also for an I/O error while it is open.
+    """
+    try:
+        # Without O_NONBLOCK a named pipe would be waited for.
+        fd = os.open(place.root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _unreadable(place, name, error) from error
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise place.error("is a folder, not a file", name=name)
+        if not stat.S_ISREG(status.st_mode):
+            raise place.error("is not a regular file", name=name)
+        yield fd, status
+    except OSError as error:
+        raise _unreadable(place, name, error) from error
+    finally:
+        os.close(fd)
+
+
+def _unreadable(place: Place, name: str, error: OSError) -> SourceError:
+    """Return the error for a file that the operating system did not open or read."""
+    path = place.root / name
+    if isinstance(error, FileNotFoundError) and path.is_symlink():
+        target = str(path.readlink())
+        return place.error(
+            f"is a link to {quote(target)}, which does not exist",
+            name=name,
+            hint="its content was deleted or not downloaded: download the model again",
+        )
+    if isinstance(error, FileNotFoundError):
+        return place.error("does not exist", name=name)
+    hint = "check the permissions of the file" if isinstance(error, PermissionError) else None
+    return place.error(f"cannot be read: {error.strerror or error}", name=name, hint=hint)
+
+
+def read_small(place: Place, name: str) -> bytes:
+    """Return the content of a side file.
+
+    Raises
+    ------
+    SourceError
+        If it cannot be read, or is larger than any side file.
+    """
+    with opened(place, name) as (fd, status):
+        if status.st_size > _TEXT_LIMIT:
+            raise place.error(f"is too large: {status.st_size:,} bytes", name=name)
+        with open(fd, "rb", closefd=False) as file:
+            return file.read()
+
+
+def what_instead(data: bytes) -> tuple[str, str] | None:
+    """Return what a file is that should have been JSON, and a hint, where that is plain: a pointer, a page, zeros."""
+    finding = sniff(data[:4096])
+    if finding is None or finding.kind in ("json", "text"):
+        return None
+    return finding.what, finding.hint

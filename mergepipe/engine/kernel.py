@@ -1,0 +1,106 @@
+"""Computing one block on the CPU: cache-sized tiles, reused buffers, one rounding at the end.
+
+A tile is widened to the work dtype, the operator is applied, and the result is rounded to nearest even into the
+output buffer. Tiles are cut without regard to what they hold, so no result may depend on where they begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import array_api_compat.numpy as xp
+import numpy as np
+
+from mergepipe.dtypes import numpy_dtype
+from mergepipe.graph.blocks import TensorRecipe
+from mergepipe.operators.contract import BlockInputs
+
+TILE_ELEMENTS = 1 << 17
+
+# The exponent bits of the 16-bit floats: all of them set means NaN or infinity.
+_EXPONENTS = {"F16": np.uint16(0x7C00), "BF16": np.uint16(0x7F80)}
+
+Array = np.ndarray[Any, Any]
+
+
+class Scratch:
+    """Buffers of one worker, reused from job to job: fresh memory costs more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[object, Array] = {}
+        self._wide: dict[tuple[int, str], Array] = {}
+
+    def buffer(self, name: object, nbytes: int) -> memoryview:
+        """Return ``nbytes`` writable bytes under a name; what was there before is lost."""
+        have = self._bytes.get(name)
+        if have is None or have.nbytes < nbytes:
+            have = self._bytes[name] = np.empty(nbytes, np.uint8)
+        return memoryview(have[:nbytes].data)
+
+    def wide(self, slot: int, work: str) -> Array:
+        """Return the tile buffer of a slot in the work dtype, ``(TILE_ELEMENTS,)``."""
+        key = (slot, work)
+        if key not in self._wide:
+            self._wide[key] = np.empty(TILE_ELEMENTS, np.dtype(work))
+        return self._wide[key]
+
+
+def typed(data: memoryview, dtype: str) -> Array:
+    """Return bytes as a 1-D array of a mergeable dtype, without a copy."""
+    return np.frombuffer(data, dtype=numpy_dtype(dtype))
+
+
+def compute_block(
+    recipe: TensorRecipe, inputs: Sequence[Array | None], aliases: Sequence[int | None], out: Array, scratch: Scratch
+) -> None:
+    """Compute the merged elements of a block into ``out``.
+
+    Parameters
+    ----------
+    inputs
+        Per slot its values in its stored dtype, ``(n,)`` or more, or None where the slot is not read.
+    aliases
+        Per slot the slot whose values stand for it, or None where it is no input.
+    out
+        The output values in the output dtype, ``(n,)``.
+    """
+    tensor = recipe.tensor
+    work = np.dtype(tensor.work)
+    with np.errstate(all="ignore"):  # what is not finite is found in the result, and named
+        for start in range(0, out.size, TILE_ELEMENTS):
+            stop = min(start + TILE_ELEMENTS, out.size)
+            tiles: list[Array | None] = []
+            for slot, alias in enumerate(aliases):
+                if alias is not None and alias != slot:
+                    tiles.append(tiles[alias])
+                else:
+                    source = inputs[slot] if alias is not None else None
+                    tiles.append(None if source is None else _widen(source[start:stop], slot, tensor.work, scratch))
+            block = BlockInputs(
+                xp=xp, base=tiles[0], experts=tuple(tiles[1:]), shape=(stop - start,), dtype=work
+            )
+            result = recipe.operator.apply(block, tensor.prepared)
+            np.copyto(out[start:stop], result, casting="unsafe")
+
+
+def _widen(values: Array, slot: int, work: str, scratch: Scratch) -> Array:
+    if values.dtype == np.dtype(work):
+        return values
+    wide = scratch.wide(slot, work)[: values.size]
+    np.copyto(wide, values, casting="unsafe")
+    return wide
+
+
+def convert(values: Array, out: Array) -> None:
+    """Copy values into the output dtype, rounding once to nearest even."""
+    with np.errstate(all="ignore"):
+        np.copyto(out, values, casting="unsafe")
+
+
+def all_finite(values: Array, dtype: str) -> bool:
+    """Return whether no value (1-D, of a mergeable header dtype) is NaN or infinite."""
+    exponent = _EXPONENTS.get(dtype)
+    if exponent is None:
+        return bool(np.isfinite(values).all())
+    return not values.size or bool(np.bitwise_and(values.view(np.uint16), exponent).max() != exponent)

@@ -1,0 +1,39 @@
+"""Counting what was read, computed and written. Counters are measured where the work happens, never derived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Meter:
+    """What one output's build did; jobs count into their own meter, and the run adds them up.
+
+    Attributes
+    ----------
+    expert_bytes, base_bytes
+        Bytes read to merge. Bytes that were read once to hash and to merge count here.
+    index_bytes
+        Source bytes that were read only to hash them.
+    written
+        Bytes written to shards.
+    computed, copied, cached
+        Output blocks computed; copied from a source without arithmetic; taken from earlier builds.
+    expert_blocks, borrowed
+        (expert, block) pairs read to merge; not read for this output because another one of the same run read them.
+    """
+
+    expert_bytes: int = 0
+    base_bytes: int = 0
+    index_bytes: int = 0
+    written: int = 0
+    computed: int = 0
+    copied: int = 0
+    cached: int = 0
+    expert_blocks: int = 0
+    borrowed: int = 0
+
+    def add(self, other: Meter) -> None:
+        """Add another meter's counts to this one."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))

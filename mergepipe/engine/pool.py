@@ -1,0 +1,55 @@
+"""A pool of workers, each with buffers of its own, fed a few jobs ahead and drained in the order of submission."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from mergepipe.engine.kernel import Scratch
+
+Task = TypeVar("Task")
+Outcome = TypeVar("Outcome")
+
+_AHEAD = 3  # jobs per worker in flight: enough that none waits, few enough that memory stays bounded
+
+
+class WorkerPool:
+    """Threads that run functions of (task, scratch).
+
+    Parameters
+    ----------
+    workers
+        How many threads.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="mergepipe")
+        self._local = threading.local()
+
+    def _scratch(self) -> Scratch:
+        if not hasattr(self._local, "scratch"):
+            self._local.scratch = Scratch()
+        scratch: Scratch = self._local.scratch
+        return scratch
+
+    def run(self, function: Callable[[Task, Scratch], Outcome], tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Yield the outcome of every task in order. The first exception stops the rest and is raised here."""
+        flying: deque[Future[Outcome]] = deque()
+        try:
+            for task in tasks:
+                flying.append(self._executor.submit(lambda t=task: function(t, self._scratch())))  # type: ignore[misc]
+                if len(flying) >= self._workers * _AHEAD:
+                    yield flying.popleft().result()
+            while flying:
+                yield flying.popleft().result()
+        finally:
+            for future in flying:
+                future.cancel()
+
+    def close(self) -> None:
+        """Wait for jobs that run, drop those that do not, and end the threads."""
+        self._executor.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,53 @@
+"""Naming what is wrong with the numbers: which source, which tensor, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mergepipe.errors import OperatorError
+from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
+
+
+def non_finite(
+    plan: OutputPlan, tensor: TensorPlan, inputs: Sequence[tuple[InputRef, np.ndarray[Any, Any] | None]]
+) -> OperatorError:
+    """Return the error for a result that is not finite: an input that is not, or an overflow of the output dtype."""
+    for ref, values in inputs:
+        if values is not None and not np.isfinite(values.astype(np.float64)).all():
+            return OperatorError(
+                f"tensor `{ref.info.name}` of source `{ref.source}` holds NaN or infinity",
+                hint='repair the source, or set `non_finite = "allow"` in the params to pass such values through',
+                tensor=ref.info.name,
+                source=ref.source,
+                output=plan.output.name,
+            )
+    return OperatorError(
+        f"tensor `{tensor.name}` of output `{plan.output.name}` has values too large for {tensor.dtype}",
+        hint='write another dtype, such as `write.dtype = "bfloat16"`, or set `non_finite = "allow"` in the params',
+        tensor=tensor.name,
+        output=plan.output.name,
+        dtype=tensor.dtype,
+    )
+
+
+def input_difference(tensor: TensorPlan, digests: Sequence[bytes | None]) -> None:
+    """Check that sources that must hold the same bytes do.
+
+    Raises
+    ------
+    OperatorError
+        Naming the tensor and the first source that differs.
+    """
+    base = tensor.base
+    for ref, digest in zip(tensor.experts, digests[1:], strict=True):
+        if ref is not None and base is not None and digest != digests[0]:
+            raise OperatorError(
+                f"tensor `{tensor.name}` ({tensor.dtype}) cannot be merged, and `{ref.source}` holds other values"
+                f" than `{base.source}`",
+                hint="only F64, F32, F16 and BF16 tensors are merged; any other must be the same in every source",
+                tensor=tensor.name,
+                source=ref.source,
+            )

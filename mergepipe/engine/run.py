@@ -1,0 +1,226 @@
+"""Running a build: pending tensors through the workers, then shards to packs. The only thread that changes state.
+
+Order of writes, and what a kill leaves behind:
+
+1. blocks land in staged shards; digests of sources and of staged blocks are recorded now and then. Killed here, the
+   next build re-hashes what staging holds and goes on.
+2. a finished shard is fsynced, renamed into ``packs/``, the folder fsynced, and only then recorded with its results.
+   Killed before the record, the pack is an unknown file that `cache prune` removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mergepipe.cache.catalog import Catalog, StagedTensor
+from mergepipe.cache.packs import PackStore
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.digest import DIGEST_SIZE
+from mergepipe.engine.finish import FinishedOutput, ShardFinisher
+from mergepipe.engine.groups import GroupMaker
+from mergepipe.engine.job import run_job
+from mergepipe.engine.limits import block_bytes, job_blocks
+from mergepipe.engine.meter import Meter
+from mergepipe.engine.pool import WorkerPool
+from mergepipe.engine.staging import StagedShard
+from mergepipe.engine.work import Group, JobDone, TensorWork, jobs_of
+from mergepipe.errors import MergepipeError, SourceChangedError
+from mergepipe.fsio.crash import crash_point
+from mergepipe.graph.compile import MergeGraph, compile_graph
+from mergepipe.plan.values import OutputPlan
+from mergepipe.reporting import Reporter
+
+# How often finished blocks are recorded while a build runs, in seconds.
+_RECORD_EVERY = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Machine facts that never change a result.
+
+    Attributes
+    ----------
+    workers
+        Threads that read, compute and write.
+    memory
+        Bytes that the workers' buffers may take; None for no limit beyond the default job size.
+    """
+
+    workers: int
+    memory: int | None = None
+
+
+class Engine:
+    """Builds outputs into packs.
+
+    Parameters
+    ----------
+    index
+        What is known of the sources; it is filled up, and flushed to the catalog, while the engine runs.
+    """
+
+    def __init__(
+        self, catalog: Catalog, packs: PackStore, index: SourceIndex, reporter: Reporter, options: EngineOptions
+    ) -> None:
+        self._catalog = catalog
+        self._packs = packs
+        self._index = index
+        self._reporter = reporter
+        self._options = options
+        self._recorded_at = time.monotonic()
+        self._unrecorded: dict[int, Group] = {}
+
+    def run(self, plans: Sequence[OutputPlan]) -> Mapping[str, FinishedOutput]:
+        """Bring every output's shards into packs; compute only what no earlier result holds.
+
+        Returns
+        -------
+        Mapping
+            By output name, its digests, its packs, and what the run counted.
+
+        Raises
+        ------
+        MergepipeError
+            If a source, a number or the disk stops the build; what was finished is kept for the next one.
+        """
+        graph = compile_graph(plans, self._index, self._catalog)
+        shards = self._shards(plans)
+        maker = GroupMaker(self._index, self._catalog, shards, self._staged(plans, shards))
+        meters = {plan.output.name: Meter() for plan in plans}
+        pool = WorkerPool(self._options.workers)
+        try:
+            works = self._merge(graph, maker, meters, pool)
+            self._record()
+            finisher = ShardFinisher(self._catalog, self._packs, self._index, maker, pool, self._reporter)
+            finished = {p.output.name: finisher.finish(p, graph, works, shards, meters[p.output.name]) for p in plans}
+            self._index.check_unchanged()
+            return finished
+        finally:
+            pool.close()
+            for shard in shards.values():
+                shard.close()
+
+    def _shards(self, plans: Iterable[OutputPlan]) -> dict[tuple[str, str], StagedShard]:
+        folder = self._catalog.layout.staging
+        table = {}
+        for plan in plans:
+            for shard in plan.layout.shards:
+                staged = StagedShard(folder, plan.output.name, shard, resumable=True)
+                table.update({(plan.output.name, tensor.name): staged for tensor in shard.tensors})
+        return table
+
+    def _staged(
+        self, plans: Iterable[OutputPlan], shards: Mapping[tuple[str, str], StagedShard]
+    ) -> dict[tuple[str, str], StagedTensor]:
+        """Return what unfinished builds left; rows about staged files that are gone are dropped."""
+        found = {}
+        for plan in plans:
+            for shard in plan.layout.shards:
+                staged = shards[plan.output.name, shard.tensors[0].name]
+                rows = self._catalog.staged(staged.name)
+                if rows and not staged.resumed:
+                    self._catalog.drop_staged([staged.name])
+                elif not rows:
+                    staged.resumed = False
+                else:
+                    found.update({(plan.output.name, name): row for name, row in rows.items()})
+        return found
+
+    # --- merging --------------------------------------------------------------------------------------------------
+
+    def _merge(
+        self, graph: MergeGraph, maker: GroupMaker, meters: Mapping[str, Meter], pool: WorkerPool
+    ) -> dict[tuple[str, str], TensorWork]:
+        groups = maker.groups(graph.pending())
+        sources = list(dict.fromkeys(source for plan in graph.plans.values() for source in plan.sources))
+        groups += maker.hashing(sources, groups)
+        self._index.settle(sources)
+        users: dict[str, str] = {}
+        for name, plan in graph.plans.items():
+            users |= {source: name for source in plan.sources if source not in users}
+        self._reporter.begin("merging", sum(group.nbytes for group in groups))
+        try:
+            for group in groups:
+                group.remaining = group.blocks
+                if not group.blocks:
+                    self._complete(group)
+            jobs = (job for group in groups for job in jobs_of(group, self._job_blocks(group)))
+            for done in pool.run(run_job, jobs):
+                self._take(done, meters, users)
+        except SourceChangedError as error:
+            self._index.forget(Path(error.facts["path"]))
+            self._record_what_is_finished()
+            raise
+        except MergepipeError:
+            self._record_what_is_finished()
+            raise
+        except KeyboardInterrupt:
+            pool.close()
+            self._record_what_is_finished()
+            raise
+        finally:
+            self._reporter.end()
+        return {(work.plan.output.name, work.name): work for group in groups for work in group.works}
+
+    def _job_blocks(self, group: Group) -> int:
+        """Return how many blocks a job takes: a read of good size, within the memory that is allowed."""
+        grids = [work.recipe.grid for work in group.works] + [source.grid for source in group.inputs.values()]
+        elements = max(grid.block_rows * grid.row_elements for grid in grids)
+        return job_blocks(elements, sum(map(block_bytes, grids)), self._options.workers, self._options.memory)
+
+    def _take(self, done: JobDone, meters: Mapping[str, Meter], users: Mapping[str, str]) -> None:
+        """Enter a job's results; complete its group with the last one."""
+        group = done.job.group
+        for key, digests in done.hashed.items():
+            group.hashed.setdefault(key, bytearray()).extend(digests)
+        for work, blocks, meter in zip(group.works, done.done, done.meters, strict=True):
+            for block in blocks:
+                at = block.block * DIGEST_SIZE
+                work.keys[at : at + DIGEST_SIZE] = block.key
+                work.digests[at : at + DIGEST_SIZE] = block.digest
+                if block.holding is not None:
+                    work.holdings[block.block] = block.holding
+                else:
+                    work.changed = True
+            meters[work.plan.output.name].add(meter)
+        if done.index_bytes:
+            owner = group.works[0].plan.output.name if group.works else _owner(group, users)
+            meters[owner].index_bytes += done.index_bytes
+        group.remaining -= done.job.stop - done.job.start
+        if not group.remaining:
+            self._complete(group)
+        self._reporter.advance(done.nbytes)
+        self._unrecorded[id(group)] = group
+        if time.monotonic() - self._recorded_at >= _RECORD_EVERY:
+            self._record()
+
+    def _complete(self, group: Group) -> None:
+        for key, source in group.inputs.items():
+            if source.known is None:
+                self._index.add(source.ref.source, source.ref.info, bytes(group.hashed.get(key, b"")))
+
+    def _record(self) -> None:
+        """Record digests of sources and of staged blocks, so that a killed build can go on from here."""
+        self._index.flush()
+        with self._catalog.transaction():
+            for group in self._unrecorded.values():
+                for work in group.works:
+                    if work.changed:
+                        self._catalog.record_staged(work.shard.name, [work.staged()])
+        self._unrecorded = {}
+        self._recorded_at = time.monotonic()
+        crash_point("engine.tensor-recorded")
+
+    def _record_what_is_finished(self) -> None:
+        """Keep for the next build what this one finished before it failed; a second failure adds nothing."""
+        with contextlib.suppress(MergepipeError):
+            self._record()
+
+
+def _owner(group: Group, users: Mapping[str, str]) -> str:
+    source = next(iter(group.inputs.values())).ref.source
+    return users[source]

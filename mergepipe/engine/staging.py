@@ -1,0 +1,96 @@
+"""Staged shards: output files in the cache that workers write block by block at their final offsets."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from mergepipe.digest import record_digest
+from mergepipe.errors import fail_storage
+from mergepipe.fsio.durable import pwrite_all
+from mergepipe.plan.layout import Shard
+
+
+def staged_name(output: str, shard: Shard) -> str:
+    """Return the name of a shard in staging: the same output with the same layout finds it again."""
+    return record_digest("staged", output, shard.name, shard.header).hex()
+
+
+class StagedShard:
+    """One shard in the making. It is created when the first block is written, and may be written from any thread.
+
+    Parameters
+    ----------
+    folder
+        The staging folder of the cache.
+    resumable
+        Whether a file of the right size left by an unfinished build may be written on.
+    """
+
+    def __init__(self, folder: Path, output: str, shard: Shard, *, resumable: bool) -> None:
+        self.shard = shard
+        self.name = staged_name(output, shard)
+        self.path = folder / f"{self.name}.safetensors"
+        self.resumed = resumable and self._is_whole()
+        self._lock = threading.Lock()
+        self._fd: int | None = None
+
+    def _is_whole(self) -> bool:
+        try:
+            return self.path.stat().st_size == self.shard.size
+        except FileNotFoundError:
+            return False
+
+    def _open(self) -> int:
+        with self._lock:
+            if self._fd is None:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if self.resumed else os.O_TRUNC)
+                if not self.resumed:
+                    self.path.unlink(missing_ok=True)  # it may be read-only, left between two steps of a commit
+                fd = os.open(self.path, flags, 0o644)
+                try:
+                    os.ftruncate(fd, self.shard.size)
+                    pwrite_all(fd, memoryview(self.shard.header), 0)
+                except OSError:
+                    os.close(fd)
+                    raise
+                self._fd = fd
+            return self._fd
+
+    def ensure(self) -> None:
+        """Create the file where nothing had to be written: a shard of empty tensors.
+
+        Raises
+        ------
+        StorageError
+            If the file system refuses.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            fail_storage(error, self.path, "write")
+
+    def write(self, tensor: str, start: int, data: memoryview) -> None:
+        """Write bytes of a tensor, ``start`` bytes from its first.
+
+        Raises
+        ------
+        StorageError
+            If the file system refuses, such as a full disk.
+        """
+        try:
+            pwrite_all(self._open(), data, self.shard.offsets[tensor] + start)
+        except OSError as error:
+            fail_storage(error, self.path, "write")
+
+    def read(self, tensor: str, start: int, count: int) -> bytes:
+        """Return bytes of a tensor that were written before; fewer if the file does not hold them."""
+        return os.pread(self._open(), count, self.shard.offsets[tensor] + start)
+
+    def close(self) -> None:
+        """Close the file; it stays in staging."""
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None

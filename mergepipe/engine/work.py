@@ -1,0 +1,154 @@
+"""The units of work: groups of output tensors that read the same source tensors, and jobs of adjacent blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mergepipe.cache.catalog import StagedTensor
+from mergepipe.checkpoints.checkpoint import CheckpointFile
+from mergepipe.checkpoints.geometry import BlockGrid
+from mergepipe.digest import DIGEST_SIZE
+from mergepipe.engine.meter import Meter
+from mergepipe.engine.staging import StagedShard
+from mergepipe.graph.blocks import Holding, TensorRecipe
+from mergepipe.plan.values import InputRef, OutputPlan
+
+InputKey = tuple[Path, str]
+"""A source tensor by the file that holds it and its name: two sources may be the same files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A source tensor that a group reads.
+
+    Attributes
+    ----------
+    known
+        Its packed block digests, or None while it is cold: then it is read whole and hashed.
+    """
+
+    key: InputKey
+    ref: InputRef
+    file: CheckpointFile
+    grid: BlockGrid
+    known: bytes | None
+
+    def digest(self, block: int) -> bytes | None:
+        """Return the known digest of a block; None if the input has no such block."""
+        assert self.known is not None, "the digests of a cold input are found by reading it"
+        return self.known[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE] or None
+
+
+@dataclass(slots=True)
+class TensorWork:
+    """One output tensor in the making. Workers read it; only the thread that runs the build changes it.
+
+    Attributes
+    ----------
+    inputs
+        Per slot the key of its input, or None.
+    keys, digests
+        Packed, filled as blocks are finished; a key of zeros is a block not yet.
+    holdings
+        Per finished block where its bytes lie: None in the staged shard, else the place to copy it from.
+    """
+
+    plan: OutputPlan
+    recipe: TensorRecipe
+    shard: StagedShard
+    inputs: tuple[InputKey | None, ...]
+    candidates: tuple[Holding, ...]
+    keys: bytearray = field(default_factory=bytearray)
+    digests: bytearray = field(default_factory=bytearray)
+    holdings: dict[int, Holding] = field(default_factory=dict)
+    changed: bool = False
+
+    def __post_init__(self) -> None:
+        size = self.recipe.grid.count * DIGEST_SIZE
+        self.keys, self.digests = bytearray(size), bytearray(size)
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self.recipe.tensor.name
+
+    def staged(self) -> StagedTensor:
+        """Return what of this tensor lies in its staged shard, as the catalog records it."""
+        keys = bytearray(self.keys)
+        for block in self.holdings:
+            keys[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE] = bytes(DIGEST_SIZE)
+        return StagedTensor(tensor=self.name, block_keys=bytes(keys), block_digests=bytes(self.digests))
+
+
+@dataclass(slots=True)
+class Group:
+    """Output tensors of one name and shape, whatever their outputs, that are made from one reading of their inputs.
+
+    A group without tensors only hashes its inputs.
+    """
+
+    works: tuple[TensorWork, ...]
+    inputs: Mapping[InputKey, Input]
+    hashed: dict[InputKey, bytearray] = field(default_factory=dict)
+    remaining: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the longest member has."""
+        counts = [work.recipe.grid.count for work in self.works]
+        counts += [source.grid.count for source in self.inputs.values() if source.known is None or not self.works]
+        return max(counts, default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to go through, for progress: every input, and every output."""
+        return sum(i.grid.nbytes for i in self.inputs.values()) + sum(w.recipe.grid.nbytes for w in self.works)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A run of adjacent blocks of a group, worked on by one worker."""
+
+    group: Group
+    start: int
+    stop: int
+    reuse: bool = True
+    """False computes blocks even where an earlier result is known: its bytes turned out to be damaged."""
+
+
+@dataclass(slots=True)
+class BlockDone:
+    """A finished block: its key, its digest, and where its bytes lie (None: in the staged shard)."""
+
+    block: int
+    key: bytes
+    digest: bytes
+    holding: Holding | None
+
+
+@dataclass(slots=True)
+class JobDone:
+    """What a job found and did.
+
+    Attributes
+    ----------
+    hashed
+        Per cold input the packed digests of its blocks in the job's range.
+    done, meters
+        Per work of the group, in order.
+    """
+
+    job: Job
+    hashed: dict[InputKey, bytes]
+    done: tuple[list[BlockDone], ...]
+    meters: tuple[Meter, ...]
+    index_bytes: int = 0
+    nbytes: int = 0
+
+
+def jobs_of(group: Group, block_count: int) -> Iterator[Job]:
+    """Cut a group into jobs of at most ``block_count`` blocks."""
+    for start in range(0, group.blocks, block_count):
+        yield Job(group=group, start=start, stop=min(start + block_count, group.blocks))

@@ -1,0 +1,81 @@
+"""Durable writes: a file is either the old one or the new one, whole, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from mergepipe.errors import fail_storage
+from mergepipe.fsio.crash import crash_point
+
+
+def fsync_path(path: str | os.PathLike[str]) -> None:
+    """Flush a file or a directory (its entries) to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write and fsync a file that nobody reads yet."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all of ``data`` at the current position, also when the kernel takes less at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def pwrite_all(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data`` at ``offset`` bytes, also when the kernel takes less at a time."""
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data = data[written:]
+        offset += written
+
+
+def replace_file(path: Path, data: bytes, *, point: str) -> None:
+    """Replace a file's content atomically: temporary file, fsync, rename, directory fsync.
+
+    The temporary name is fixed, so that a killed process leaves at most one file, which the next call overwrites.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses; the old file is untouched then and no temporary file is left.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        write_file(temporary, data)
+        crash_point(f"{point}.written")
+        temporary.replace(path)
+        crash_point(f"{point}.renamed")
+        fsync_path(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        fail_storage(error, path, "write")
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file or directory tree if it exists, read-only files included; never follows a symlink."""
+    try:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        fail_storage(error, path, "remove")

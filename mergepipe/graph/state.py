@@ -1,0 +1,36 @@
+"""The state of output tensors: cached, dirty or cold. Needs no networkx, so that a no-op build stays quick."""
+
+from __future__ import annotations
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.graph.keys import tensor_key
+from mergepipe.graph.nodes import TensorNode
+from mergepipe.plan.recipe import recipe_digest
+from mergepipe.plan.values import OutputPlan, TensorPlan
+
+
+def tensor_nodes(plan: OutputPlan, index: SourceIndex, catalog: Catalog) -> tuple[TensorNode, ...]:
+    """Return the node of every tensor of an output, in the plan's order."""
+    nodes = []
+    for tensor in plan.tensors:
+        recipe = recipe_digest(plan.operator, tensor)
+        key = current_key(plan, tensor, recipe, index)
+        nodes.append(
+            TensorNode(
+                output=plan.output.name,
+                tensor=tensor.name,
+                recipe=recipe,
+                key=key,
+                result=catalog.result(key) if key else None,
+            )
+        )
+    return tuple(nodes)
+
+
+def current_key(plan: OutputPlan, tensor: TensorPlan, recipe: bytes, index: SourceIndex) -> bytes | None:
+    """Return a tensor's action key, or None while an input's content is not known."""
+    digests = [index.tensor(slot.source, slot.info) if slot else None for slot in tensor.slots]
+    if any(digest is None and slot is not None for digest, slot in zip(digests, tensor.slots, strict=True)):
+        return None
+    return tensor_key(recipe, tensor, plan.geometry, digests)

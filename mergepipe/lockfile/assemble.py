@@ -1,0 +1,262 @@
+"""From plans and finished outputs to the records of lock and manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mergepipe._version import __version__
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.checkpoints.checkpoint import Checkpoint
+from mergepipe.digest import DIGEST_SIZE, source_digest
+from mergepipe.dtypes import DTYPES
+from mergepipe.engine.finish import FinishedOutput
+from mergepipe.engine.meter import Meter
+from mergepipe.graph.blocks import TensorRecipe, plan_block
+from mergepipe.lockfile.manifest import truncate_digests
+from mergepipe.lockfile.manifest_records import Manifest, ManifestInput, ManifestTensor, ParameterSet, RunFacts
+from mergepipe.lockfile.records import (
+    UNKNOWN_DIGEST,
+    LockedExpert,
+    LockedFile,
+    LockedOutput,
+    LockedRule,
+    LockedShard,
+    LockedSideFile,
+    LockedSource,
+    LockedTensor,
+)
+from mergepipe.mergefile.schema import Mergefile, Rule, Source
+from mergepipe.plan.recipe import recipe_digest
+from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+
+FULL_BUDGET = "full"
+EXACT_BOUND: Mapping[str, str | float] = {"kind": "exact", "absolute": 0.0, "relative_to_update": 0.0}
+
+
+def locked_source(source: Source, checkpoint: Checkpoint, digest: bytes | None, *, files: bool = False) -> LockedSource:
+    """Return the record of a source; its files only where asked for.
+
+    The lock leaves the files out: it must not change when a source is sharded in another way. The manifest has them.
+    """
+    location = {"path": source.path} if source.path is not None else {"hub": source.hub, "revision": source.revision}
+    return LockedSource(
+        name=source.name,
+        location={key: value for key, value in location.items() if value is not None},
+        digest=digest or UNKNOWN_DIGEST,
+        tensors=len(checkpoint.tensors),
+        bytes=checkpoint.nbytes,
+        files=tuple(LockedFile(name=f.name, bytes=f.identity.size) for f in checkpoint.files) if files else (),
+    )
+
+
+def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex) -> LockedOutput:
+    """Return an output's record without results: everything that is known before the merge."""
+    output = plan.output
+    return LockedOutput(
+        name=output.name,
+        path=output.path,
+        operator=output.operator,
+        operator_version=plan.operator.version,
+        numerics=str(output.params.get("numerics", "float32")),
+        base=output.base,
+        experts=tuple(LockedExpert(source=e.source, params=dict(e.params)) for e in output.experts),
+        params=dict(output.params),
+        rules=tuple(_rule(rule) for rule in output.rules),
+        budget=FULL_BUDGET,
+        write=_write(plan, tokenizer),
+        sources={source: index.digest(source) or UNKNOWN_DIGEST for source in plan.sources},
+        expert_bytes_full=plan.expert_bytes,
+        expert_bytes_planned=plan.expert_bytes,
+        bound=EXACT_BOUND,
+        digest=UNKNOWN_DIGEST,
+        shards=(),
+        side_files=(),
+        tensors=(),
+    )
+
+
+def _rule(rule: Rule) -> LockedRule:
+    return LockedRule(
+        match=rule.match,
+        layers=f"{rule.layers[0]}..{rule.layers[1]}" if rule.layers else None,
+        params=dict(rule.params),
+        experts={name: dict(params) for name, params in rule.experts.items()},
+    )
+
+
+def _write(plan: OutputPlan, tokenizer: str | None) -> dict[str, str | int]:
+    write = plan.output.write
+    facts: dict[str, str | int] = {"shard_size": write.shard_size}
+    if write.dtype is not None:
+        facts["dtype"] = DTYPES[write.dtype].long_name or write.dtype
+    if tokenizer is not None:
+        facts["tokenizer"] = tokenizer
+    return dict(sorted(facts.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentCounts:
+    """What the content of the inputs makes of the access set, whatever any run read.
+
+    Attributes
+    ----------
+    total, zero, shared
+        (expert, block) pairs: all of them; those with a zero delta; those equal to an earlier input of the block.
+    """
+
+    total: int
+    zero: int
+    shared: int
+
+    @property
+    def read(self) -> int:
+        """Pairs that carry content of their own."""
+        return self.total - self.zero - self.shared
+
+
+def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> ContentCounts:
+    """Return the counts of one tensor; every input must be known."""
+    if tensor.decision is Decision.EQUAL:
+        return ContentCounts(total=0, zero=0, shared=0)
+    recipe = TensorRecipe.of(plan.operator, tensor, recipe_digest(plan.operator, tensor), plan.geometry)
+    packed = [index.blocks(slot.source, slot.info) if slot else None for slot in tensor.slots]
+    total = zero = shared = 0
+    for block in range(recipe.grid.count):
+        at = block * DIGEST_SIZE
+        digests = [(blocks[at : at + DIGEST_SIZE] or None) if blocks is not None else None for blocks in packed]
+        planned = plan_block(recipe, block, digests)
+        total += sum(
+            digest is not None and slot is not None and plan.is_expert(slot)
+            for slot, digest in zip(tensor.experts, digests[1:], strict=True)
+        )
+        zero += len(planned.zero)
+        shared += sum(_is_expert_slot(plan, tensor, slot) for slot in planned.shared)
+    return ContentCounts(total=total, zero=zero, shared=shared)
+
+
+def _is_expert_slot(plan: OutputPlan, tensor: TensorPlan, slot: int) -> bool:
+    ref = tensor.slots[slot]
+    return ref is not None and plan.is_expert(ref)
+
+
+def locked_output(
+    declared: LockedOutput,
+    finished: FinishedOutput,
+    counts: Mapping[str, ContentCounts],
+    side_files: Mapping[str, bytes],
+) -> LockedOutput:
+    """Return an output's whole record.
+
+    Parameters
+    ----------
+    counts
+        By tensor name.
+    side_files
+        By file name the content digest.
+    """
+    return LockedOutput(
+        **{name: getattr(declared, name) for name in _DECLARED},
+        digest=source_digest((tensor.name, tensor.digest) for tensor in finished.tensors),
+        shards=tuple(
+            LockedShard(name=shard.shard.name, digest=shard.digest, bytes=shard.shard.size) for shard in finished.shards
+        ),
+        side_files=tuple(LockedSideFile(name=name, digest=digest) for name, digest in sorted(side_files.items())),
+        tensors=tuple(
+            LockedTensor(
+                name=tensor.name,
+                digest=tensor.digest,
+                read=counts[tensor.name].read,
+                total=counts[tensor.name].total,
+            )
+            for tensor in finished.tensors
+        ),
+    )
+
+
+_DECLARED = (
+    "name", "path", "operator", "operator_version", "numerics", "base", "experts", "params", "rules", "budget",
+    "write", "sources", "expert_bytes_full", "expert_bytes_planned", "bound",
+)  # fmt: skip
+
+
+def manifest(
+    locked: LockedOutput,
+    finished: FinishedOutput,
+    index: SourceIndex,
+    mergefile: Mergefile,
+    files: tuple[str, ...],
+    counts: Mapping[str, ContentCounts],
+) -> Manifest:
+    """Return the record that goes into the output directory.
+
+    Parameters
+    ----------
+    files
+        Every file that is put there, the manifest among them.
+    """
+    plan = finished.plan
+    blocks = {tensor.name: tensor.block_digests for tensor in finished.tensors}
+    return Manifest(
+        mergepipe=__version__,
+        geometry=plan.geometry.id,
+        output=locked,
+        sources=tuple(
+            locked_source(mergefile.sources[name], checkpoint, index.digest(name), files=True)
+            for name, checkpoint in plan.sources.items()
+        ),
+        tensors=tuple(_manifest_tensor(tensor, blocks[tensor.name], index) for tensor in plan.tensors),
+        shard_tensors=tuple(tuple(slot.name for slot in shard.shard.tensors) for shard in finished.shards),
+        files=files,
+        decisions=plan.decisions,
+        run=_run_facts(plan, finished.meter, counts),
+    )
+
+
+def _manifest_tensor(tensor: TensorPlan, blocks: bytes, index: SourceIndex) -> ManifestTensor:
+    return ManifestTensor(
+        name=tensor.name,
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        decision=tensor.decision.value,
+        parameters=ParameterSet(params=dict(tensor.params.values), experts=tensor.params.experts),
+        inputs=tuple(_manifest_input(slot, index) for slot in tensor.slots if slot is not None),
+        blocks=blocks,
+    )
+
+
+def _manifest_input(slot: InputRef, index: SourceIndex) -> ManifestInput:
+    digest, blocks = index.tensor(slot.source, slot.info), index.blocks(slot.source, slot.info)
+    assert digest is not None, "every input of a finished tensor is known"
+    assert blocks is not None, "every input of a finished tensor is known"
+    return ManifestInput(source=slot.source, digest=digest, blocks=truncate_digests(blocks))
+
+
+def block_facts(plan: OutputPlan, meter: Meter) -> dict[str, int]:
+    """Return the counts of output blocks by what became of them."""
+    return {"total": plan.blocks, "computed": meter.computed, "cached": meter.cached, "copied": meter.copied}
+
+
+def expert_block_facts(counts: Mapping[str, ContentCounts], meter: Meter) -> dict[str, int]:
+    """Return the counts of (expert, block) pairs: by content, and by what this run did.
+
+    ``shared`` are pairs whose content was read under another name: an earlier input's, or another output's.
+    """
+    return {
+        "total": sum(count.total for count in counts.values()),
+        "read": meter.expert_blocks,
+        "omitted": 0,
+        "zero": sum(count.zero for count in counts.values()),
+        "shared": sum(count.shared for count in counts.values()) + meter.borrowed,
+    }
+
+
+def _run_facts(plan: OutputPlan, meter: Meter, counts: Mapping[str, ContentCounts]) -> RunFacts:
+    return RunFacts(
+        expert_bytes_read=meter.expert_bytes,
+        base_bytes_read=meter.base_bytes,
+        index_bytes_read=meter.index_bytes,
+        bytes_written=meter.written,
+        blocks=block_facts(plan, meter),
+        expert_blocks=expert_block_facts(counts, meter),
+    )

@@ -1,0 +1,218 @@
+"""Text to lock: accepts whatever layout a merge tool or an editor left, and nothing that mergepipe did not write.
+
+Every problem is a `LockError` that names the lock, the line where it can be found, and the key path. The first problem
+stops the reading: a lock is written by a program, so one wrong value puts the whole in doubt.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from mergepipe.errors import LockError
+from mergepipe.lockfile.records import (
+    LOCATION_KEYS,
+    REVISION,
+    VERSION,
+    LockedExpert,
+    LockedFile,
+    LockedOutput,
+    LockedRule,
+    LockedShard,
+    LockedSideFile,
+    LockedSource,
+    LockedTensor,
+    Lockfile,
+)
+from mergepipe.lockfile.tables import Document, Table
+
+_CONFLICT = re.compile(r"^(<{7}|\|{7}|={7}|>{7})(?:[ \t].*)?\r?$", re.MULTILINE)
+_TOML_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+_BLOCKS = re.compile(r"(\S+) (0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
+_REGENERATE = "restore it from version control, or delete it and run `mergepipe build` to write it anew"
+
+_OUTPUT_KEYS = (
+    *("path", "operator", "operator_version", "numerics", "base", "experts", "params", "budget", "write", "sources"),
+    *("expert_bytes_full", "expert_bytes_planned", "bound", "digest", "shards", "side_files", "rules", "tensors"),
+)
+
+
+def read_lock(path: Path) -> Lockfile | None:
+    """Return the lock at ``path``, or None if there is no file.
+
+    Raises
+    ------
+    LockError
+        If the file cannot be read, or `parse_lock` refuses it.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise LockError(f"cannot read the lock `{path}`: {reason}", file=str(path)) from error
+    return parse_lock(data, path)
+
+
+def parse_lock(text: str | bytes, path: Path) -> Lockfile:
+    """Return the lock that ``text`` holds; ``path`` is for messages.
+
+    Line ends, key order, comments and the order of tables are free. A higher ``revision`` is accepted and what it
+    added is ignored; a higher ``version`` is not.
+
+    Raises
+    ------
+    LockError
+        For conflict markers, text that is not TOML, another version, missing, unknown or wrong values.
+    """
+    decoded = text if isinstance(text, str) else _decode(text, path)
+    _refuse_conflicts(decoded, path)
+    data = _load(decoded, path)
+    document = Document(text=decoded, path=path, hint=_REGENERATE)
+    top = Table(document, (), data)
+    _check_version(top, path)
+    document.lenient = top.optional_integer("revision", 0) > REVISION
+    top.allow("version", "revision", "geometry", "sources", "outputs")
+    return Lockfile(
+        geometry=top.integer("geometry"),
+        sources=tuple(_source(name, table) for name, table in top.optional_table("sources").tables()),
+        outputs=tuple(_output(name, table) for name, table in top.optional_table("outputs").tables()),
+    )
+
+
+def _decode(data: bytes, path: Path) -> str:
+    try:
+        return data.decode("utf-8-sig")  # some editors put a byte order mark in front
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _error(path, line, "is not UTF-8 text", hint=_REGENERATE) from error
+
+
+def _error(path: Path, line: int | None, problem: str, *, hint: str) -> LockError:
+    place = f"{path}" if line is None else f"{path}:{line}"
+    return LockError(f"{place}: {problem}", hint=hint, file=str(path), line=line)
+
+
+def _refuse_conflicts(text: str, path: Path) -> None:
+    conflict = _CONFLICT.search(text)
+    if conflict:
+        line = text.count("\n", 0, conflict.start()) + 1
+        raise _error(
+            path,
+            line,
+            f"git conflict marker `{conflict[1]}`",
+            hint=f"resolve the Mergefile first, then delete `{path.name}` and run `mergepipe build` to regenerate it",
+        )
+
+
+def _load(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomli.loads(text)
+    except RecursionError as error:
+        raise _error(path, None, "lists or tables are nested too deeply", hint=_REGENERATE) from error
+    except ValueError as error:  # TOMLDecodeError is one; so is what an integer of thousands of digits raises
+        message = str(error)
+        place = _TOML_PLACE.search(message)
+        line = int(place[1]) if place and place[1] else None
+        problem = message[: place.start()] if place and line is not None else message
+        raise _error(path, line, f"not valid TOML: {problem}", hint=_REGENERATE) from error
+
+
+def _check_version(top: Table, path: Path) -> None:
+    version = top.integer("version")
+    if version != VERSION:
+        raise LockError(
+            f"{path}: is a lock of format version {version}, and this mergepipe reads version {VERSION}",
+            hint="upgrade mergepipe, or use the one that wrote the lock" if version > VERSION else _REGENERATE,
+            file=str(path),
+            expected=VERSION,
+            got=version,
+        )
+
+
+def _source(name: str, table: Table) -> LockedSource:
+    table.allow(*LOCATION_KEYS, "digest", "tensors", "bytes", "files")
+    return LockedSource(
+        name=name,
+        location={key: table.text(key) for key in LOCATION_KEYS if key in table},
+        digest=table.digest("digest"),
+        tensors=table.integer("tensors"),
+        bytes=table.integer("bytes"),
+        files=tuple(map(_file, table.optional_array("files"))),
+    )
+
+
+def _file(table: Table) -> LockedFile:
+    table.allow("name", "bytes")
+    return LockedFile(name=table.text("name"), bytes=table.integer("bytes"))
+
+
+def _output(name: str, table: Table) -> LockedOutput:
+    table.allow(*_OUTPUT_KEYS)
+    return LockedOutput(
+        name=name,
+        path=table.text("path"),
+        operator=table.text("operator"),
+        operator_version=table.integer("operator_version"),
+        numerics=table.text("numerics"),
+        base=table.text("base") if "base" in table else None,
+        experts=tuple(map(_expert, table.array("experts"))),
+        params=table.optional_table("params").params(),
+        rules=tuple(map(_rule, table.optional_array("rules"))),
+        budget=table.text("budget"),
+        write=table.optional_table("write").texts_and_integers(),
+        sources=table.optional_table("sources").digests(),
+        expert_bytes_full=table.integer("expert_bytes_full"),
+        expert_bytes_planned=table.integer("expert_bytes_planned"),
+        bound=_bound(table.optional_table("bound")),
+        digest=table.digest("digest"),
+        shards=tuple(map(_shard, table.array("shards"))),
+        side_files=tuple(map(_side_file, table.array("side_files"))),
+        tensors=_tensors(table.table("tensors")),
+    )
+
+
+def _expert(table: Table) -> LockedExpert:
+    return LockedExpert(source=table.text("source"), params=table.params(skip="source"))
+
+
+def _rule(table: Table) -> LockedRule:
+    table.allow("match", "layers", "params", "experts")
+    return LockedRule(
+        match=table.texts("match"),
+        layers=table.text("layers") if "layers" in table else None,
+        params=table.optional_table("params").params(),
+        experts={name: expert.params() for name, expert in table.optional_table("experts").tables()},
+    )
+
+
+def _bound(table: Table) -> dict[str, str | float]:
+    table.allow("kind", "absolute", "relative_to_update")
+    bound: dict[str, str | float] = {"kind": table.text("kind")} if "kind" in table else {}
+    bound.update((key, table.real(key)) for key in ("absolute", "relative_to_update") if key in table)
+    return bound
+
+
+def _shard(table: Table) -> LockedShard:
+    table.allow("name", "digest", "bytes")
+    return LockedShard(name=table.text("name"), digest=table.digest("digest"), bytes=table.integer("bytes"))
+
+
+def _side_file(table: Table) -> LockedSideFile:
+    table.allow("name", "digest")
+    return LockedSideFile(name=table.text("name"), digest=table.digest("digest"))
+
+
+def _tensors(table: Table) -> tuple[LockedTensor, ...]:
+    tensors = []
+    for name in table:
+        match = _BLOCKS.fullmatch(table.text(name))
+        if not match:
+            table.fail(name, 'is not `"DIGEST READ/TOTAL"`', table.text(name))
+        digest = table.as_digest(name, match[1])
+        tensors.append(LockedTensor(name=name, digest=digest, read=int(match[2]), total=int(match[3])))
+    return tuple(tensors)

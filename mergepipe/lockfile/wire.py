@@ -1,0 +1,182 @@
+"""The JSON shape of a manifest, for reading it strictly and writing it in order.
+
+Field order is the order in the file. Digests are ``b3:<hex>``; `bytes` fields are base64.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Digest = Annotated[str, msgspec.Meta(pattern=r"\Ab3:[0-9a-f]{64}\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Number = int | float
+WireScalar = bool | int | float | str
+WireParam = bool | int | float | str | list[Number]
+
+
+class _Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of what follows: every field is required and no other is allowed."""
+
+
+class Version(msgspec.Struct):
+    """The one field that a reader looks at first; it must stay what it is in every version."""
+
+    version: int
+
+
+class Expert(_Record):
+    """`LockedExpert`."""
+
+    source: str
+    params: dict[str, WireParam]
+
+
+class Rule(_Record):
+    """`LockedRule`."""
+
+    match: list[str]
+    layers: str | None
+    params: dict[str, WireParam]
+    experts: dict[str, dict[str, WireParam]]
+
+
+class Output(_Record):
+    """The declared part of a `LockedOutput`."""
+
+    name: str
+    path: str
+    operator: str
+    operator_version: Count
+    numerics: str
+    base: str | None
+    experts: list[Expert]
+    params: dict[str, WireParam]
+    rules: list[Rule]
+    budget: str
+    write: dict[str, str | int]
+    sources: dict[str, Digest]
+
+
+class ExpertBytes(_Record):
+    """Expert bytes of a full read, and of the plan."""
+
+    full: Count
+    planned: Count
+
+
+class Bound(_Record, omit_defaults=True):
+    """The bound of an output; what is not known is left out."""
+
+    kind: str | msgspec.UnsetType = msgspec.UNSET
+    absolute: float | msgspec.UnsetType = msgspec.UNSET
+    relative_to_update: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class File(_Record):
+    """`LockedFile`."""
+
+    name: str
+    bytes: Count
+
+
+class Source(_Record):
+    """`LockedSource`."""
+
+    name: str
+    location: dict[str, str]
+    digest: Digest
+    tensors: Count
+    bytes: Count
+    files: list[File]
+
+
+class Shard(_Record):
+    """`LockedShard`, with its tensors in file order."""
+
+    name: str
+    digest: Digest
+    bytes: Count
+    tensors: list[str]
+
+
+class SideFile(_Record):
+    """`LockedSideFile`."""
+
+    name: str
+    digest: Digest
+
+
+class Run(_Record):
+    """`RunFacts`."""
+
+    expert_bytes_read: Count
+    base_bytes_read: Count
+    index_bytes_read: Count
+    bytes_written: Count
+    blocks: dict[str, Count]
+    expert_blocks: dict[str, Count]
+
+
+class Parameters(_Record):
+    """`ParameterSet`."""
+
+    params: dict[str, WireScalar]
+    experts: list[dict[str, WireScalar]]
+
+
+class ExpertBlocks(_Record):
+    """`LockedTensor.read` and `LockedTensor.total`."""
+
+    read: Count
+    total: Count
+
+
+class Input(_Record):
+    """`ManifestInput`."""
+
+    source: str
+    digest: Digest
+    blocks: bytes
+
+
+class Levels(_Record):
+    """Access that is not full: one byte per (expert, block)."""
+
+    levels: bytes
+
+
+class Tensor(_Record):
+    """`ManifestTensor`; ``parameters`` is an index into the table of parameter sets."""
+
+    name: str
+    dtype: str
+    shape: list[Count]
+    digest: Digest
+    expert_blocks: ExpertBlocks
+    decision: str
+    parameters: Count | None
+    access: Literal["full"] | Levels
+    blocks: bytes
+    inputs: list[Input]
+
+
+class Manifest(_Record):
+    """`Manifest`."""
+
+    version: int
+    mergepipe: str
+    geometry: Count
+    output: Output
+    digest: Digest
+    expert_bytes: ExpertBytes
+    bound: Bound
+    sources: list[Source]
+    shards: list[Shard]
+    side_files: list[SideFile]
+    files: list[str]
+    decisions: list[str]
+    run: Run
+    parameters: list[Parameters]
+    tensors: list[Tensor]

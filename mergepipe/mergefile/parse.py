@@ -1,0 +1,133 @@
+"""Reads a Mergefile: text in, a checked `Mergefile` out, or every problem of it in one go.
+
+The steps: TOML (`text`), lines (`locate`), entry by entry against the schema and the operators' signatures
+(`sources`, `outputs`, ...), the file as a whole (`checks`), and what this release cannot execute (`unsupported`). No
+weight is read, and only `load_mergefile` looks at the file system.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from mergepipe.errors import MergefileError
+from mergepipe.mergefile.checks import check_whole
+from mergepipe.mergefile.locate import locate
+from mergepipe.mergefile.names import Names, check_names, named_tables
+from mergepipe.mergefile.outputs import OUTPUT_KEYS, read_output
+from mergepipe.mergefile.problems import Problems
+from mergepipe.mergefile.schema import CustomOperator, Mergefile
+from mergepipe.mergefile.sources import SOURCE_KEYS, read_operator, read_source
+from mergepipe.mergefile.table import Table
+from mergepipe.mergefile.text import parse_toml, read_text
+from mergepipe.mergefile.unsupported import report_adapters, report_unsupported
+from mergepipe.signatures import OperatorSignature
+
+VERSION = 1
+_TOP_KEYS = ("version", "sources", "outputs", "operators")
+_SOURCE_HINT = 'write `[sources.NAME]` with `path = "..."` below it'
+_OUTPUT_HINT = "write `[outputs.NAME]` with `operator` and `experts` below it"
+_OPERATOR_HINT = 'write `[operators.NAME]` with `python = "ops.py:my_merge"` below it'
+
+
+def load_mergefile(path: Path, signatures: Mapping[str, OperatorSignature]) -> Mergefile:
+    """Return the Mergefile at ``path``, checked against the operators' ``signatures``.
+
+    Raises
+    ------
+    MergefileError
+        If the file is missing, is not TOML, or has one problem.
+    CollectedErrors
+        If it has several problems: a `MergefileError` for each, in the order of the file.
+    StorageError
+        If the operating system refuses to read it.
+    """
+    mergefile, problems = _read(read_text(path), path, signatures)
+    report_adapters(mergefile, problems)
+    problems.raise_if_any()
+    return mergefile
+
+
+def parse_mergefile(text: str, path: Path, signatures: Mapping[str, OperatorSignature]) -> Mergefile:
+    """Return the Mergefile in ``text``; ``path`` is where it is, or would be.
+
+    It does not look at the file system, and so cannot know that a source is an adapter.
+
+    Raises
+    ------
+    MergefileError, CollectedErrors
+        As `load_mergefile`.
+    """
+    mergefile, problems = _read(text, path, signatures)
+    problems.raise_if_any()
+    return mergefile
+
+
+def _read(text: str, path: Path, signatures: Mapping[str, OperatorSignature]) -> tuple[Mergefile, Problems]:
+    """Return what could be understood, and the problems found on the way."""
+    data = parse_toml(text, path)
+    if not data:
+        hint = "`mergepipe init` writes a commented one"
+        raise MergefileError(f"{path.name}: is empty: it declares no sources and no outputs", hint=hint, file=str(path))
+    problems = Problems(path.name, str(path), locate(text))
+    top = Table(data, (), problems)
+    if not _check_version(top):
+        problems.raise_if_any()
+    top.check_keys(_TOP_KEYS)
+    mergefile = _entries(top, path, signatures)
+    check_whole(mergefile, problems)
+    report_unsupported(mergefile, signatures, problems)
+    return mergefile, problems
+
+
+def _check_version(top: Table) -> bool:
+    """Record a version that is not ours; return False for a newer one, whose rules we cannot know."""
+    value = top.data.get("version")
+    if "version" not in top:
+        top.missing("version", "the version of the Mergefile's format", hint=f"write `version = {VERSION}` at the top")
+    elif isinstance(value, bool) or not isinstance(value, int) or value < VERSION:
+        top.wrong("version", str(VERSION))
+    elif value > VERSION:
+        what = "this Mergefile needs a newer mergepipe"
+        top.problems.add(("version",), what, expected=str(VERSION), got=value, hint="upgrade mergepipe")
+        return False
+    return True
+
+
+def _entries(top: Table, path: Path, signatures: Mapping[str, OperatorSignature]) -> Mergefile:
+    sections = {key: top.table(key) for key in ("sources", "outputs", "operators")}
+    if not top.data.get("sources", {}):
+        top.missing("sources", "no checkpoints to merge are declared", hint=_SOURCE_HINT)
+    if not top.data.get("outputs", {}):
+        top.missing("outputs", "nothing to build is declared", hint=_OUTPUT_HINT)
+    sources = named_tables(sections["sources"], SOURCE_KEYS, _SOURCE_HINT)
+    outputs = named_tables(sections["outputs"], OUTPUT_KEYS, _OUTPUT_HINT)
+    check_names(sections["sources"])
+    check_names(sections["outputs"])
+    names = Names(
+        sources=_all_names(sections["sources"], sources),
+        outputs=_all_names(sections["outputs"], outputs),
+    )
+    custom = _custom_operators(sections["operators"], signatures)
+    return Mergefile(
+        path=Path(os.path.abspath(path)),  # noqa: PTH100 - symlinks stay as they are
+        sources={name: read_source(name, table, names) for name, table in sources.items()},
+        outputs={name: read_output(name, table, names, signatures, custom) for name, table in outputs.items()},
+        operators=custom,
+    )
+
+
+def _all_names(section: Table | None, understood: Mapping[str, Table]) -> tuple[str, ...]:
+    """Return the names of a section, those of entries that are not tables too."""
+    data = {} if section is None else section.data
+    return (*understood, *(name for name, value in data.items() if not isinstance(value, Mapping)))
+
+
+def _custom_operators(section: Table | None, signatures: Mapping[str, OperatorSignature]) -> dict[str, CustomOperator]:
+    """Return the user's own operators; one with problems is a name without a function, so that it can be used."""
+    found = {}
+    for name, table in section.tables(_OPERATOR_HINT) if section is not None else ():
+        operator = read_operator(name, table, name in signatures)
+        found[name] = operator or CustomOperator(name=name, file="", function="", line=table.line)
+    return found

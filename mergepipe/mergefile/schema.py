@@ -1,0 +1,145 @@
+"""The Mergefile as frozen values: what `parse` returns and every later step reads.
+
+The values are complete and consistent: names exist, numbers are in range, integers given for real parameters are
+floats already. The ``line`` of a value is where it is declared (0 for values made in code); it is for messages and
+takes no part in comparisons.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mergepipe.signatures import ParamValue
+
+Params = Mapping[str, ParamValue]
+DEFAULT_SHARD_SIZE = 5 * 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A named checkpoint: either a ``path`` (as written) or a ``hub`` repository with an optional revision.
+
+    ``on`` names the checkpoint that an adapter applies to; ``progressive`` asks for a progressive pack of it.
+    """
+
+    name: str
+    path: str | None = None
+    hub: str | None = None
+    revision: str | None = None
+    on: str | None = None
+    progressive: bool = False
+    line: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRef:
+    """An expert of an output: a source's (or another output's) name and the parameters given beside it."""
+
+    source: str
+    params: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Parameters for some tensors: those that match any glob of ``match`` and lie in ``layers`` (half open).
+
+    An empty ``match`` and ``layers`` None mean "any". ``experts`` maps an expert's name to its parameters.
+    """
+
+    match: tuple[str, ...] = ()
+    layers: tuple[int, int] | None = None
+    params: Params = field(default_factory=dict)
+    experts: Mapping[str, Params] = field(default_factory=dict)
+    line: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A range of layers (half open) taken from one expert, or merged from several."""
+
+    layers: tuple[int, int]
+    experts: tuple[ExpertRef, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The limit on expert reads: bytes, a share (0 to 1) of the full read, or the largest relative error."""
+
+    expert_reads: int | None = None
+    share: float | None = None
+    max_error: float | None = None
+    stats: str = "full"
+    precision: str | None = None
+
+    @property
+    def is_full_read(self) -> bool:
+        """Whether it limits nothing, so that the merge is the full-read merge."""
+        return self.expert_reads is None and self.max_error is None and self.share in (None, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """How an output is written: dtype (header name; None keeps each tensor's), bytes per shard, whose tokenizer."""
+
+    dtype: str | None = None
+    shard_size: int = DEFAULT_SHARD_SIZE
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A merged checkpoint to build; ``path`` is as written, or ``build/<name>``."""
+
+    name: str
+    operator: str
+    base: str | None = None
+    experts: tuple[ExpertRef, ...] = ()
+    path: str
+    params: Params = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    budget: Budget | None = None
+    write: Write = field(default_factory=Write)
+    slices: tuple[Slice, ...] | None = None
+    publish: bool = True
+    line: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomOperator:
+    """An operator of the user's own: ``function`` in the Python file ``file`` (relative to the Mergefile)."""
+
+    name: str
+    file: str
+    function: str
+    line: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mergefile:
+    """A whole Mergefile, in the order of the file; ``path`` is absolute."""
+
+    path: Path
+    sources: Mapping[str, Source]
+    outputs: Mapping[str, Output]
+    operators: Mapping[str, CustomOperator] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the Mergefile, which relative paths start from."""
+        return self.path.parent
+
+    def absolute(self, text: str) -> Path:
+        """Return a path as written in this Mergefile as an absolute one (``~`` expanded, variables not)."""
+        return self.root / os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises for unknown users
+
+    def source_path(self, name: str) -> Path | None:
+        """Return the absolute path of a source, None for a hub source."""
+        path = self.sources[name].path
+        return None if path is None else self.absolute(path)
+
+    def output_path(self, name: str) -> Path:
+        """Return the absolute path of an output's directory."""
+        return self.absolute(self.outputs[name].path)

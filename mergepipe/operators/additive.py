@@ -1,0 +1,166 @@
+"""Additive operators: fixed coefficients times inputs, block-local, without a reduction.
+
+=================  ==================================================  =========================================
+operator           formula                                             order of operations
+=================  ==================================================  =========================================
+linear             sum(w_i x_i) / sum(w_i)                             products summed in expert order, one division
+task_arithmetic    base + lambda sum(w_i (x_i - base)) / (1 or sum w)  deltas summed in expert order, divided,
+                                                                       scaled, added to the base
+passthrough        scale x                                             one product, none where scale is 1
+=================  ==================================================  =========================================
+
+Sources: model soups (Wortsman et al. 2022) for linear, Ilharco et al. 2023, equation 2, for task_arithmetic.
+Differences from mergekit 0.1.5 (``dtype: float32``): its linear fuses multiply and add on the CPU; both of its
+methods divide by a sum of weights that is zero, where ours stop with an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from mergepipe.operators.contract import Array, BlockInputs, Operator, Prepared, TensorParams
+from mergepipe.operators.numerics import normaliser, rounded, weighted_sum
+from mergepipe.signatures import BasePolicy, OperatorSignature, ParamKind, ParamSpec, Scope
+
+WEIGHT = ParamSpec(
+    name="weight",
+    kind=ParamKind.REAL,
+    scope=Scope.EXPERT,
+    default=1.0,
+    gradient=True,
+    doc="The expert's weight; an expert of weight 0 is not read.",
+)
+
+
+class Linear(Operator):
+    """The weighted average of checkpoints; the base is an input only where it is listed as an expert."""
+
+    signature: ClassVar = OperatorSignature(
+        name="linear",
+        summary="weighted average of checkpoints: sum(w_i x_i) / sum(w_i)",
+        base=BasePolicy.OPTIONAL,
+        params=(
+            WEIGHT,
+            ParamSpec(
+                name="normalize",
+                kind=ParamKind.FLAG,
+                default=True,
+                doc="Divide by the sum of the weights.",
+            ),
+        ),
+    )
+    version: ClassVar = 1
+    uses_base: ClassVar = False
+
+    def prepare(self, params: TensorParams, work: str) -> Prepared:
+        """Return the weights and their sum; see `Operator.prepare`."""
+        weights = rounded(params.column("weight"), work)
+        divisor = normaliser(weights, work) if params.values["normalize"] else 1.0
+        return Prepared(coefficients=weights, divisor=divisor)
+
+    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Any = None) -> Array:
+        """Return ``sum(w_i x_i) / divisor``; see `Operator.apply`."""
+        total = weighted_sum(inputs, prepared.coefficients, deltas=False)
+        if total is None:
+            return inputs.xp.zeros(inputs.shape, dtype=inputs.dtype)
+        if prepared.divisor != 1:
+            total /= prepared.divisor
+        return total
+
+    def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
+        """Return the only expert where it enters with factor 1; see `Operator.copied_input`."""
+        return _only_unit_input(prepared, present) if prepared.divisor == 1 else None
+
+
+class TaskArithmetic(Operator):
+    """The base plus a weighted sum of task vectors."""
+
+    signature: ClassVar = OperatorSignature(
+        name="task_arithmetic",
+        summary="base plus weighted task vectors: base + lambda sum(w_i (x_i - base))",
+        base=BasePolicy.REQUIRED,
+        params=(
+            WEIGHT,
+            ParamSpec(
+                name="normalize",
+                kind=ParamKind.FLAG,
+                default=False,
+                doc="Divide the sum of task vectors by the sum of the weights.",
+            ),
+            ParamSpec(
+                name="lambda",
+                kind=ParamKind.REAL,
+                default=1.0,
+                gradient=True,
+                doc="Scales the sum of task vectors.",
+            ),
+        ),
+    )
+    version: ClassVar = 1
+    uses_base: ClassVar = True
+
+    def prepare(self, params: TensorParams, work: str) -> Prepared:
+        """Return weights, divisor and scale; see `Operator.prepare`."""
+        weights = rounded(params.column("weight"), work)
+        (scale,) = rounded((params.number("lambda"),), work)
+        divisor = normaliser(weights, work) if params.values["normalize"] else 1.0
+        coefficients = weights if scale != 0 else (0.0,) * len(weights)
+        return Prepared(coefficients=coefficients, divisor=divisor, scale=scale)
+
+    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Any = None) -> Array:
+        """Return ``base + scale * (sum(w_i delta_i) / divisor)``; see `Operator.apply`."""
+        total = weighted_sum(inputs, prepared.coefficients, deltas=True)
+        if total is None:
+            total = inputs.xp.zeros(inputs.shape, dtype=inputs.dtype)
+        if prepared.divisor != 1:
+            total /= prepared.divisor
+        if prepared.scale != 1:
+            total *= prepared.scale
+        total += inputs.base
+        return total
+
+    def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
+        """Return the base where no delta is left; see `Operator.copied_input`."""
+        return None if any(present) else -1
+
+
+class Passthrough(Operator):
+    """One checkpoint, copied or scaled."""
+
+    signature: ClassVar = OperatorSignature(
+        name="passthrough",
+        summary="one checkpoint, copied bit for bit, or multiplied by a factor",
+        base=BasePolicy.OPTIONAL,
+        max_experts=1,
+        params=(
+            ParamSpec(
+                name="scale",
+                kind=ParamKind.REAL,
+                scope=Scope.EXPERT,
+                default=1.0,
+                gradient=True,
+                doc="Multiplies the tensor; 1 copies its bytes.",
+            ),
+        ),
+    )
+    version: ClassVar = 1
+    uses_base: ClassVar = False
+    ignores_base: ClassVar = True
+
+    def prepare(self, params: TensorParams, work: str) -> Prepared:
+        """Return the factor; see `Operator.prepare`."""
+        return Prepared(coefficients=rounded(params.column("scale"), work))
+
+    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Any = None) -> Array:
+        """Return ``scale * x``; see `Operator.apply`."""
+        total = weighted_sum(inputs, prepared.coefficients, deltas=False)
+        return inputs.xp.zeros(inputs.shape, dtype=inputs.dtype) if total is None else total
+
+    def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
+        """Return the expert where its factor is 1; see `Operator.copied_input`."""
+        return _only_unit_input(prepared, present)
+
+
+def _only_unit_input(prepared: Prepared, present: tuple[bool, ...]) -> int | None:
+    indices = [index for index, there in enumerate(present) if there]
+    return indices[0] if len(indices) == 1 and prepared.coefficients[indices[0]] == 1 else None

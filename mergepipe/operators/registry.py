@@ -1,0 +1,41 @@
+"""The operators by name: those that run, and the signatures of those that can only be declared yet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from mergepipe.errors import InternalError
+from mergepipe.operators.contract import Operator
+from mergepipe.signatures import OperatorSignature
+
+
+@functools.cache
+def operators() -> Mapping[str, Operator]:
+    """Return every operator that can run, by name."""
+    from mergepipe.operators.additive import Linear, Passthrough, TaskArithmetic
+
+    return {operator.signature.name: operator for operator in (Linear(), TaskArithmetic(), Passthrough())}
+
+
+@functools.cache
+def signatures() -> Mapping[str, OperatorSignature]:
+    """Return the signature of every operator that a Mergefile may name."""
+    from mergepipe.operators.upcoming import UPCOMING
+
+    table = {name: operator.signature for name, operator in operators().items()}
+    return table | {signature.name: signature for signature in UPCOMING}
+
+
+def operator(name: str) -> Operator:
+    """Return the operator of this name.
+
+    Raises
+    ------
+    InternalError
+        If it cannot run: the Mergefile parser should have said so.
+    """
+    try:
+        return operators()[name]
+    except KeyError:
+        raise InternalError(f"operator `{name}` reached the planner but cannot run") from None

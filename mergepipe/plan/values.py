@@ -1,0 +1,129 @@
+"""The values that a plan is made of. All are frozen; printing one shows all that it decides."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mergepipe.checkpoints.checkpoint import Checkpoint
+from mergepipe.checkpoints.geometry import BlockGrid, Geometry, grid
+from mergepipe.checkpoints.safetensors import TensorInfo
+from mergepipe.mergefile.schema import Output
+from mergepipe.operators.contract import Operator, Prepared, TensorParams
+from mergepipe.plan.layout import ShardLayout
+
+
+class Decision(enum.Enum):
+    """How an output tensor comes about."""
+
+    MERGE = "merge"
+    """The operator computes it."""
+    EQUAL = "equal"
+    """It is no floating point tensor that can be merged: copied, and every source must hold the same bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRef:
+    """A tensor of a source that an output tensor reads."""
+
+    source: str
+    info: TensorInfo
+
+    def grid(self, geometry: Geometry) -> BlockGrid:
+        """Return the block grid of this input (the same rows as the output's, in bytes of its own dtype)."""
+        return grid(self.info.dtype, self.info.shape, geometry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlan:
+    """Everything that determines one output tensor, but for the content of its inputs.
+
+    Attributes
+    ----------
+    name, dtype, shape
+        Of the output; dtype is a header name such as ``BF16``.
+    decision
+        Merged, or copied because it cannot be merged.
+    base
+        The base's tensor where the operator or the decision uses it, or rows beyond the common ones come from it.
+    experts
+        One per expert in expert order; None where the expert is no input (weight 0, or missing with a zero delta).
+    params, prepared
+        The resolved parameters, and what the operator made of them.
+    work
+        ``float32`` or ``float64``.
+    common_rows
+        With ``rows = "common"`` and differing row counts: how many leading rows are merged; otherwise None.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    decision: Decision
+    base: InputRef | None
+    experts: tuple[InputRef | None, ...]
+    params: TensorParams
+    prepared: Prepared
+    work: str
+    common_rows: int | None = None
+
+    @property
+    def slots(self) -> tuple[InputRef | None, ...]:
+        """The base and the experts in one row: slot 0 and slots 1 to n."""
+        return (self.base, *self.experts)
+
+    def grid(self, geometry: Geometry) -> BlockGrid:
+        """Return the block grid of the output tensor."""
+        return grid(self.dtype, self.shape, geometry)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the output tensor."""
+        return grid(self.dtype, self.shape, Geometry()).nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputPlan:
+    """The plan of one output: what is read, what is computed, and where it goes.
+
+    Attributes
+    ----------
+    tensors
+        In natural name order.
+    sources
+        The checkpoints that it uses, by source name: the base first, then experts in expert order.
+    layout
+        How the tensors are distributed over shards.
+    decisions
+        Policy decisions in words: dropped tensors, missing tensors taken as zero deltas. Part of the record.
+    notes
+        What was ignored in the sources' folders. It depends on files that do not count: no part of any record.
+    expert_bytes, base_bytes
+        What a full-read merge reads of experts and of the base, in bytes.
+    expert_blocks
+        The (expert, block) pairs of the access set.
+    """
+
+    output: Output
+    operator: Operator
+    geometry: Geometry
+    tensors: tuple[TensorPlan, ...]
+    sources: Mapping[str, Checkpoint]
+    definer: str
+    layout: ShardLayout
+    decisions: tuple[str, ...]
+    notes: tuple[str, ...]
+    expert_bytes: int
+    base_bytes: int
+    expert_blocks: int
+    digest: bytes
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the output has."""
+        return sum(tensor.grid(self.geometry).count for tensor in self.tensors)
+
+    def is_expert(self, ref: InputRef) -> bool:
+        """Whether reading this input counts as an expert read: the base listed as an expert does not."""
+        return ref.source != self.output.base

@@ -1,0 +1,140 @@
+"""The facts that an output follows from, each under its own digest, so that a change of one can be named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from mergepipe.cache.catalog import Catalog, Published
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.digest import record_digest
+from mergepipe.fsio.identity import FileIdentity
+from mergepipe.graph.nodes import TensorNode
+from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedOutput
+from mergepipe.plan.values import OutputPlan
+from mergepipe.publish.directory import PublishedFiles
+from mergepipe.publish.sidefiles import SideFile
+
+# Bumped when what is written beside the weights changes form, so that older outputs are published again.
+RECORD_VERSION = 1
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """Digests of what an output is made of; ``sources`` by name."""
+
+    operator: bytes
+    parameters: bytes
+    layout: bytes
+    side_files: bytes
+    tensors: bytes
+    decisions: bytes
+    sources: dict[str, bytes]
+
+    def key(self) -> bytes:
+        """Return the output's action key."""
+        return record_digest(
+            "output",
+            RECORD_VERSION,
+            self.operator,
+            self.parameters,
+            self.layout,
+            self.side_files,
+            self.tensors,
+            self.decisions,
+            self.sources,
+        )
+
+
+class PublishedRecord(msgspec.Struct, frozen=True):
+    """What the catalog keeps of a published output: its facts, its lock entry, and its content counts."""
+
+    facts: Facts
+    lock: str
+    expert_blocks: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownOutput:
+    """What was published into an output's directory before."""
+
+    key: bytes
+    files: PublishedFiles
+    record: PublishedRecord
+
+
+def current_facts(
+    plan: OutputPlan,
+    declared: LockedOutput,
+    nodes: Sequence[TensorNode],
+    side_files: Sequence[SideFile],
+    index: SourceIndex,
+) -> Facts | None:
+    """Return an output's facts, or None while the content of a source is not known."""
+    keys = [(node.tensor, node.key) for node in nodes]
+    sources = {source: index.digest(source) or UNKNOWN_DIGEST for source in plan.sources}
+    if any(key is None for _, key in keys) or UNKNOWN_DIGEST in sources.values():
+        return None
+    return Facts(
+        operator=record_digest("fact", declared.operator, declared.operator_version, declared.numerics),
+        parameters=record_digest(
+            "fact",
+            declared.name,
+            declared.base,
+            [(expert.source, expert.params) for expert in declared.experts],
+            declared.params,
+            [(rule.match, rule.layers, rule.params, rule.experts) for rule in declared.rules],
+            declared.budget,
+        ),
+        layout=record_digest("fact", declared.write, [(s.name, s.header) for s in plan.layout.shards]),
+        side_files=record_digest("fact", [(file.name, file.digest) for file in side_files]),
+        tensors=record_digest("fact", keys),
+        decisions=record_digest("fact", plan.decisions),
+        sources=sources,
+    )
+
+
+_NAMES: Mapping[str, str] = {
+    "operator": "the operator or its version changed",
+    "parameters": "weights, parameters or rules changed",
+    "layout": "the way it is written (dtype, shard size, tokenizer) changed",
+    "side_files": "config or tokenizer files changed",
+    "decisions": "the tensor sets of the sources changed",
+    "tensors": "the inputs of its tensors changed",
+}
+
+
+def changed_facts(old: Facts, new: Facts) -> tuple[str, ...]:
+    """Return in words which facts differ."""
+    reasons = [
+        f"source `{name}` {'has other content' if name in old.sources and name in new.sources else 'is new or gone'}"
+        for name in sorted({*old.sources, *new.sources})
+        if old.sources.get(name) != new.sources.get(name)
+    ]
+    reasons += [text for name, text in _NAMES.items() if name != "tensors" and getattr(old, name) != getattr(new, name)]
+    if not reasons and old.tensors != new.tensors:
+        reasons.append(_NAMES["tensors"])
+    return tuple(reasons)
+
+
+def encode_published(facts: Facts, files: PublishedFiles, lock: str, expert_blocks: dict[str, int]) -> Published:
+    """Return the catalog's form of a published output."""
+    rows = [(name, i.size, i.mtime_ns, i.ctime_ns, i.inode) for name, i in files]
+    record = PublishedRecord(facts=facts, lock=lock, expert_blocks=expert_blocks)
+    return Published(key=facts.key(), files=msgspec.msgpack.encode(rows), record=msgspec.msgpack.encode(record))
+
+
+def known_output(catalog: Catalog, directory: Path) -> KnownOutput | None:
+    """Return what was published into a directory before, or None if that is not known or of another version."""
+    published = catalog.published(directory)
+    if published is None:
+        return None
+    try:
+        rows = msgspec.msgpack.decode(published.files, type=list[tuple[str, int, int, int, int]])
+        record = msgspec.msgpack.decode(published.record, type=PublishedRecord)
+    except msgspec.DecodeError:
+        return None
+    files = tuple((name, FileIdentity(*identity)) for name, *identity in rows)
+    return KnownOutput(key=published.key, files=files, record=record)

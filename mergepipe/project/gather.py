@@ -1,0 +1,150 @@
+"""Opening what a build needs, and refusing early what must not be: sources, output directories, overlaps."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from mergepipe.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.errors import MergefileError, MergepipeError, PublishError, raise_collected
+from mergepipe.mergefile.schema import Mergefile, Output
+from mergepipe.operators.registry import operator
+from mergepipe.plan.output import plan_output
+from mergepipe.plan.values import OutputPlan
+from mergepipe.publish.directory import check_target
+
+
+def select_outputs(mergefile: Mergefile, names: Sequence[str]) -> tuple[Output, ...]:
+    """Return the outputs of these names in the Mergefile's order; all of them for no names.
+
+    Raises
+    ------
+    MergefileError
+        For a name that is no output.
+    """
+    unknown = [name for name in names if name not in mergefile.outputs]
+    errors = []
+    for name in unknown:
+        close = difflib.get_close_matches(name, mergefile.outputs, n=1)
+        errors.append(
+            MergefileError(
+                f"`{name}` is not an output of `{mergefile.path.name}`",
+                hint=f"did you mean `{close[0]}`?" if close else f"outputs are: {', '.join(mergefile.outputs)}",
+                output=name,
+            )
+        )
+    raise_collected(errors)
+    return tuple(output for name, output in mergefile.outputs.items() if not names or name in names)
+
+
+def open_sources(mergefile: Mergefile, outputs: Iterable[Output]) -> dict[str, Checkpoint]:
+    """Open every checkpoint that these outputs name; headers are read, weights are not.
+
+    Raises
+    ------
+    SourceError
+        For sources that cannot be read; several are raised together.
+    """
+    names = dict.fromkeys(name for output in outputs for name in _named(output))
+    checkpoints: dict[str, Checkpoint] = {}
+    errors: list[MergepipeError] = []
+    for name in names:
+        path = mergefile.source_path(name)
+        assert path is not None, "the parser refuses hub sources"
+        try:
+            normal = Path(os.path.normpath(path))
+            checkpoints[name] = open_checkpoint(normal, label=name, shown=mergefile.sources[name].path)
+        except MergepipeError as error:
+            errors.append(error)
+    raise_collected(errors)
+    return checkpoints
+
+
+def _named(output: Output) -> Iterable[str]:
+    if output.base is not None:
+        yield output.base
+    for expert in output.experts:
+        yield expert.source
+    if output.write.tokenizer is not None:
+        yield output.write.tokenizer
+
+
+def make_plans(
+    outputs: Iterable[Output], checkpoints: Mapping[str, Checkpoint], geometry: Geometry
+) -> tuple[OutputPlan, ...]:
+    """Plan these outputs.
+
+    Raises
+    ------
+    PlanError
+        For everything that does not fit, of all outputs together.
+    """
+    plans = []
+    errors: list[MergepipeError] = []
+    for output in outputs:
+        try:
+            plans.append(plan_output(output, operator(output.operator), checkpoints, geometry))
+        except MergepipeError as error:
+            errors.append(error)
+    raise_collected(errors)
+    return tuple(plans)
+
+
+def target_of(mergefile: Mergefile, output: Output) -> Path:
+    """Return the absolute, normalised directory of an output."""
+    return Path(os.path.normpath(mergefile.output_path(output.name)))
+
+
+def check_targets(
+    mergefile: Mergefile,
+    outputs: Iterable[Output],
+    checkpoints: Mapping[str, Checkpoint],
+    cache: Path,
+    *,
+    force: bool,
+) -> None:
+    """Check that no output would overwrite a source, the project, the cache, or what mergepipe did not make.
+
+    Raises
+    ------
+    PublishError
+        For each output that would.
+    """
+    errors: list[MergepipeError] = []
+    for output in outputs:
+        target = target_of(mergefile, output)
+        try:
+            _check_overlap(target, output.name, mergefile.root, checkpoints, cache)
+            check_target(target, force=force)
+        except PublishError as error:
+            errors.append(error)
+    raise_collected(errors)
+
+
+def _check_overlap(
+    target: Path, name: str, root: Path, checkpoints: Mapping[str, Checkpoint], cache: Path
+) -> None:
+    real = Path(os.path.realpath(target))
+    for source, checkpoint in checkpoints.items():
+        folders = {Path(os.path.realpath(checkpoint.root))}
+        folders |= {Path(os.path.realpath(file.path)).parent for file in checkpoint.files}
+        for folder in sorted(folders):
+            if real == folder or folder.is_relative_to(real) or (checkpoint.is_folder and real.is_relative_to(folder)):
+                raise PublishError(
+                    f"output `{name}` would be written to `{target}`, which overlaps with source `{source}`"
+                    f" (`{folder}`)",
+                    hint="choose another `path` for the output; sources are never written to, even with `--force`",
+                    output=name,
+                    source=source,
+                    path=str(target),
+                )
+    if Path(os.path.realpath(root)).is_relative_to(real) or real.is_relative_to(os.path.realpath(cache)):
+        raise PublishError(
+            f"output `{name}` would replace `{target}`, which holds the project or lies in its cache",
+            hint="choose a directory of its own for the output, such as `build/" + name + "`",
+            output=name,
+            path=str(target),
+        )

@@ -1,0 +1,44 @@
+"""The report of a plan: costs by expert, and estimates of time and memory."""
+
+from __future__ import annotations
+
+from mergepipe.digest import format_digest
+from mergepipe.engine.limits import peak_memory
+from mergepipe.plan.values import Decision, OutputPlan
+from mergepipe.project.reports import EXACT, PlannedOutput
+
+
+def planned_output(plan: OutputPlan, workers: int, memory: int | None, rate: float | None) -> PlannedOutput:
+    """Return the report of one output's plan.
+
+    Parameters
+    ----------
+    rate
+        Bytes read and written per second in earlier builds, None before the first.
+    """
+    experts = dict.fromkeys((expert.source for expert in plan.output.experts), 0)
+    for tensor in plan.tensors:
+        if tensor.decision is Decision.MERGE:
+            for slot in tensor.experts:
+                if slot is not None and plan.is_expert(slot):
+                    experts[slot.source] += slot.info.nbytes
+    moved = plan.expert_bytes + plan.base_bytes + plan.layout.total_size
+    return PlannedOutput(
+        name=plan.output.name,
+        path=plan.output.path,
+        operator=plan.output.operator,
+        digest=format_digest(plan.digest),
+        tensors=len(plan.tensors),
+        experts=experts,
+        expert_bytes={"full": plan.expert_bytes, "planned": plan.expert_bytes},
+        base_bytes=plan.base_bytes,
+        blocks={"total": plan.blocks},
+        expert_blocks={"total": plan.expert_blocks, "omitted": 0},
+        bound=EXACT,
+        seconds=round(moved / rate, 3) if rate else None,
+        peak_memory_bytes=peak_memory(plan, workers, memory),
+        output_bytes=sum(shard.size for shard in plan.layout.shards),
+        shards=len(plan.layout.shards),
+        decisions=plan.decisions,
+        notes=plan.notes,
+    )

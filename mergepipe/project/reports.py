@@ -1,0 +1,232 @@
+"""What the Python API returns and the command line prints: plain values with a stable JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """How far the output may be from the full-read merge: ``exact``, ``certified``, ``estimated`` or ``none``."""
+
+    kind: str
+    absolute: float | None
+    relative_to_update: float | None
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {"kind": self.kind, "absolute": self.absolute, "relative_to_update": self.relative_to_update}
+
+
+EXACT = Bound(kind="exact", absolute=0.0, relative_to_update=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputReport:
+    """What a build did for one output.
+
+    Attributes
+    ----------
+    state
+        ``built`` or ``unchanged``.
+    path, digest
+        The output directory as the Mergefile says, and the digest of its tensors.
+    expert_bytes
+        ``full``, ``planned``, ``read``: bytes of expert blocks of a full read, of the access set, and really read.
+    blocks
+        ``total``, ``computed``, ``cached``, ``copied``.
+    expert_blocks
+        ``total``, ``read``, ``omitted``, ``zero``, ``shared``.
+    decisions
+        Policy decisions, such as dropped tensors.
+    """
+
+    name: str
+    state: str
+    path: str
+    digest: str
+    operator: str
+    expert_bytes: Mapping[str, int]
+    base_bytes_read: int
+    index_bytes_read: int
+    bytes_written: int
+    blocks: Mapping[str, int]
+    expert_blocks: Mapping[str, int]
+    bound: Bound
+    seconds: float
+    decisions: tuple[str, ...] = ()
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {
+            "state": self.state,
+            "path": self.path,
+            "digest": self.digest,
+            "operator": self.operator,
+            "expert_bytes": dict(self.expert_bytes),
+            "base_bytes_read": self.base_bytes_read,
+            "index_bytes_read": self.index_bytes_read,
+            "bytes_written": self.bytes_written,
+            "blocks": dict(self.blocks),
+            "expert_blocks": dict(self.expert_blocks),
+            "bound": self.bound.as_json(),
+            "seconds": round(self.seconds, 6),
+            "decisions": list(self.decisions),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildReport:
+    """What a build did."""
+
+    lock_path: str
+    lock_changed: bool
+    outputs: Mapping[str, OutputReport]
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {
+            "lock": {"path": self.lock_path, "changed": self.lock_changed},
+            "outputs": {name: output.as_json() for name, output in self.outputs.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedOutput:
+    """What a build of one output would read and make, from shapes and settings alone.
+
+    Attributes
+    ----------
+    tensors
+        How many tensors the output has.
+    experts
+        Per expert: bytes of a full read.
+    blocks, expert_blocks
+        ``total`` of output blocks; ``total`` and ``omitted`` (expert, block) pairs.
+    seconds
+        An estimate from the throughput of earlier builds; None before the first one.
+    """
+
+    name: str
+    path: str
+    operator: str
+    digest: str
+    tensors: int
+    experts: Mapping[str, int]
+    expert_bytes: Mapping[str, int]
+    base_bytes: int
+    blocks: Mapping[str, int]
+    expert_blocks: Mapping[str, int]
+    bound: Bound
+    seconds: float | None
+    peak_memory_bytes: int
+    output_bytes: int
+    shards: int
+    decisions: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {
+            "path": self.path,
+            "operator": self.operator,
+            "plan_digest": self.digest,
+            "tensors": self.tensors,
+            "expert_bytes": {**self.expert_bytes, "by_expert": dict(self.experts)},
+            "base_bytes": self.base_bytes,
+            "blocks": dict(self.blocks),
+            "expert_blocks": dict(self.expert_blocks),
+            "bound": self.bound.as_json(),
+            "shards": self.shards,
+            "estimate": {
+                "seconds": self.seconds,
+                "peak_memory_bytes": self.peak_memory_bytes,
+                "output_bytes": self.output_bytes,
+            },
+            "decisions": list(self.decisions),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """The plans of some outputs."""
+
+    outputs: Mapping[str, PlannedOutput]
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {"outputs": {name: output.as_json() for name, output in self.outputs.items()}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputStatus:
+    """Whether an output is what a build would make.
+
+    Attributes
+    ----------
+    state
+        ``up-to-date``, ``stale``, or ``unbuilt``.
+    reasons
+        Why it is not up to date, in words.
+    """
+
+    name: str
+    state: str
+    path: str
+    reasons: tuple[str, ...]
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {"state": self.state, "path": self.path, "reasons": list(self.reasons)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusReport:
+    """The status of some outputs and of the lock (``current``, ``outdated`` or ``missing``)."""
+
+    lock_path: str
+    lock_state: str
+    outputs: Mapping[str, OutputStatus]
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {
+            "lock": {"path": self.lock_path, "state": self.lock_state},
+            "outputs": {name: output.as_json() for name, output in self.outputs.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheInfo:
+    """What the cache directory holds: counts and bytes."""
+
+    path: str
+    packs: int
+    pack_bytes: int
+    staged_bytes: int
+    quarantined_bytes: int
+    catalog_bytes: int
+    files: int
+    results: int
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneReport:
+    """What pruning removed: number and bytes, and the bytes of packs that are left."""
+
+    removed: int
+    removed_bytes: int
+    kept_bytes: int
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {name: getattr(self, name) for name in self.__slots__}

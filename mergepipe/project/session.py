@@ -1,0 +1,278 @@
+"""The Python API: a project is a Mergefile with a cache; whatever the command line does, it does through this."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.layout import CacheLayout
+from mergepipe.cache.maintenance import cache_info, prune
+from mergepipe.cache.packs import PackStore
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
+from mergepipe.engine.finish import FinishedOutput
+from mergepipe.fsio.locks import exclusive
+from mergepipe.lockfile.reader import read_lock
+from mergepipe.lockfile.records import LockedOutput, Lockfile
+from mergepipe.mergefile.parse import load_mergefile
+from mergepipe.operators.registry import signatures
+from mergepipe.project import build as steps
+from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs
+from mergepipe.project.planning import planned_output
+from mergepipe.project.reports import (
+    BuildReport,
+    CacheInfo,
+    OutputStatus,
+    PlanReport,
+    PruneReport,
+    StatusReport,
+)
+from mergepipe.reporting import Reporter, SilentReporter
+
+CACHE_DIRECTORY = ".mergecache"
+
+
+def open_project(
+    path: Path | str = "Mergefile.toml",
+    *,
+    cache_dir: Path | str | None = None,
+    reporter: Reporter | None = None,
+    workers: int | None = None,
+    memory: int | None = None,
+    geometry: Geometry = GEOMETRY_1,
+) -> Project:
+    """Open a project: parse and check its Mergefile.
+
+    Parameters
+    ----------
+    path
+        The Mergefile.
+    cache_dir
+        Where digests and finished shards are kept; ``.mergecache`` beside the Mergefile by default.
+    reporter
+        Receives progress and messages.
+    workers
+        Threads; one per processor by default. Never changes a result.
+    memory
+        Bytes for the workers' buffers. Never changes a result.
+    geometry
+        The block geometry; another one than the default is for tests.
+
+    Raises
+    ------
+    MergefileError
+        For everything that is wrong in the Mergefile, in one go.
+    """
+    mergefile_path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a linked Mergefile
+    cache = Path(os.path.abspath(cache_dir)) if cache_dir else mergefile_path.parent / CACHE_DIRECTORY  # noqa: PTH100
+    return Project(
+        mergefile_path,
+        cache,
+        reporter or SilentReporter(),
+        workers or _processors(),
+        memory,
+        geometry,
+    )
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Project:
+    """A Mergefile, its lock and its cache. Made by `open_project`."""
+
+    def __init__(
+        self,
+        path: Path,
+        cache: Path,
+        reporter: Reporter,
+        workers: int,
+        memory: int | None,
+        geometry: Geometry,
+    ) -> None:
+        self.mergefile = load_mergefile(path, signatures())
+        self.lock_path = path.with_suffix(".lock")
+        self._layout = CacheLayout(cache)
+        self._reporter = reporter
+        self._workers = workers
+        self._memory = memory
+        self._geometry = geometry
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    def build(self, outputs: Sequence[str] = (), *, locked: bool = False, force: bool = False) -> BuildReport:
+        """Build outputs (all of them by default) and update the lock.
+
+        Parameters
+        ----------
+        locked
+            Fail, and publish nothing, if the lock would change.
+        force
+            Replace output directories that mergepipe did not make.
+
+        Raises
+        ------
+        MergepipeError
+            If anything stops the build: previous outputs and the lock are then what they were.
+        """
+        started = time.monotonic()
+        selected = select_outputs(self.mergefile, outputs)
+        old = read_lock(self.lock_path)
+        checkpoints = open_sources(self.mergefile, selected)
+        check_targets(self.mergefile, selected, checkpoints, self._layout.root, force=force)
+        plans = make_plans(selected, checkpoints, self._geometry)
+        if locked and old is None:
+            steps.refuse_changes(None, _EMPTY_LOCK, self.lock_path, self.mergefile.root)
+        with self._writing() as catalog:
+            index = SourceIndex(catalog, checkpoints, self._geometry)
+            prepared = [steps.prepare(plan, self.mergefile, checkpoints, index, catalog) for plan in plans]
+
+            def lock_with(entries: Sequence[LockedOutput]) -> Lockfile:
+                return steps.next_lock(old, self.mergefile, entries, checkpoints, index, self._geometry.id)
+
+            if locked:
+                new = lock_with([p.declared for p in prepared])
+                steps.refuse_declared_changes(old, new, self.lock_path, self.mergefile.root)
+            packs = PackStore(catalog, self._geometry)
+            ready = self._bring_about(prepared, catalog, packs, index)
+            new = lock_with([r.locked for r in ready])
+            if locked:
+                steps.refuse_changes(old, new, self.lock_path, self.mergefile.root)
+            for output in ready:
+                steps.publish(output, self.mergefile, index, catalog, packs)
+            changed = steps.write_lock(self.lock_path, old, new)
+        return BuildReport(
+            lock_path=self.lock_path.name,
+            lock_changed=changed,
+            outputs={r.prepared.plan.output.name: steps.report(r, started) for r in ready},
+        )
+
+    def plan(self, outputs: Sequence[str] = ()) -> PlanReport:
+        """Return what a build of these outputs would read and make; reads headers only, writes nothing.
+
+        Raises
+        ------
+        MergepipeError
+            For everything that a build would refuse before it reads weights.
+        """
+        selected = select_outputs(self.mergefile, outputs)
+        checkpoints = open_sources(self.mergefile, selected)
+        check_targets(self.mergefile, selected, checkpoints, self._layout.root, force=True)
+        plans = make_plans(selected, checkpoints, self._geometry)
+        with self._reading() as catalog:
+            rate = catalog.throughput()
+            return PlanReport(
+                outputs={p.output.name: planned_output(p, self._workers, self._memory, rate) for p in plans}
+            )
+
+    def status(self, outputs: Sequence[str] = ()) -> StatusReport:
+        """Return which outputs are what a build would make, and why the others are not; reads no weights."""
+        selected = select_outputs(self.mergefile, outputs)
+        old = read_lock(self.lock_path)
+        checkpoints = open_sources(self.mergefile, selected)
+        plans = make_plans(selected, checkpoints, self._geometry)
+        with self._reading() as catalog:
+            index = SourceIndex(catalog, checkpoints, self._geometry)
+            prepared = [steps.prepare(plan, self.mergefile, checkpoints, index, catalog) for plan in plans]
+            statuses = {p.plan.output.name: _status(p) for p in prepared}
+            lock_state = "missing" if old is None else "outdated"
+            if old is not None and all(p.unchanged for p in prepared):
+                entries = [steps.ready_unchanged(p, self.lock_path).locked for p in prepared]
+                new = steps.next_lock(old, self.mergefile, entries, checkpoints, index, self._geometry.id)
+                lock_state = "current" if new == old else "outdated"
+        return StatusReport(lock_path=self.lock_path.name, lock_state=lock_state, outputs=statuses)
+
+    def cache_info(self) -> CacheInfo:
+        """Return what the cache directory holds."""
+        with self._reading() as catalog:
+            return CacheInfo(path=str(self._layout.root), **cache_info(catalog))
+
+    def cache_prune(self, max_bytes: int | None = None, max_age_days: float | None = None) -> PruneReport:
+        """Remove packs that are not needed, and everything left over from killed builds.
+
+        Parameters
+        ----------
+        max_bytes
+            Remove the least recently used packs until the rest is within this size; 0 removes all.
+        max_age_days
+            Remove packs that were not used for this many days.
+        """
+        with self._writing() as catalog:
+            return PruneReport(**prune(catalog, max_bytes=max_bytes, max_age_days=max_age_days))
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _bring_about(
+        self, prepared: Sequence[steps.Prepared], catalog: Catalog, packs: PackStore, index: SourceIndex
+    ) -> list[steps.Ready]:
+        """Run the engine for the outputs that are not what they should be; the order stays."""
+        pending = [p for p in prepared if not p.unchanged]
+        for p in pending:
+            for message in (*p.plan.notes, *p.plan.decisions):
+                self._reporter.note(message)
+        started = time.monotonic()
+        finished: Mapping[str, FinishedOutput] = {}
+        if pending:
+            from mergepipe.engine.run import Engine, EngineOptions  # networkx is imported only to build
+
+            options = EngineOptions(workers=self._workers, memory=self._memory)
+            engine = Engine(catalog, packs, index, self._reporter, options)
+            finished = engine.run([p.plan for p in pending])
+        seconds = time.monotonic() - started
+        ready = []
+        for p in prepared:
+            if p.unchanged:
+                ready.append(steps.ready_unchanged(p, self.lock_path))
+            else:
+                ready.append(steps.ready_built(p, finished[p.plan.output.name], index, seconds))
+        _note_throughput(catalog, ready, seconds)
+        return ready
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Catalog]:
+        """Hold the cache and open its catalog for writing."""
+        self._layout.create()
+
+        def waiting() -> None:
+            self._reporter.warn(f"waiting for another build that holds the cache `{self._layout.root}`")
+
+        with exclusive(self._layout.lock, on_wait=waiting), self._opened(create=True) as catalog:
+            yield catalog
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Catalog]:
+        with self._opened(create=False) as catalog:
+            yield catalog
+
+    @contextlib.contextmanager
+    def _opened(self, *, create: bool) -> Iterator[Catalog]:
+        catalog = Catalog(self._layout, self._geometry.block_elements, create=create)
+        try:
+            yield catalog
+        finally:
+            catalog.close()
+
+
+_EMPTY_LOCK = Lockfile(geometry=GEOMETRY_1.id, sources=(), outputs=())
+
+
+def _status(prepared: steps.Prepared) -> OutputStatus:
+    never = prepared.known is None
+    return OutputStatus(
+        name=prepared.plan.output.name,
+        state="unbuilt" if never else "stale" if prepared.reasons else "up-to-date",
+        path=prepared.plan.output.path,
+        reasons=prepared.reasons,
+    )
+
+
+def _note_throughput(catalog: Catalog, ready: Sequence[steps.Ready], seconds: float) -> None:
+    """Remember how fast this machine merges, for the estimates of `plan`."""
+    meters = [r.finished.meter for r in ready if r.finished is not None]
+    moved = sum(m.expert_bytes + m.base_bytes + m.index_bytes + m.written for m in meters)
+    catalog.record_throughput(moved, seconds)

@@ -1,0 +1,224 @@
+"""Publishing an output directory: assembled beside its final place, fsynced, swapped in atomically.
+
+A reader sees the old directory or the new one. Files in it that mergepipe did not put there are the user's, and stay.
+A directory that mergepipe did not make is not touched without force.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from mergepipe.errors import PublishError, fail_storage
+from mergepipe.fsio.crash import crash_point
+from mergepipe.fsio.durable import fsync_path, remove_tree, write_file
+from mergepipe.fsio.identity import FileIdentity
+from mergepipe.fsio.links import copy_file, place_file
+from mergepipe.fsio.locks import directory_lock
+from mergepipe.fsio.swap import recover_swap, staging_path, swap_in
+
+MANIFEST = "mergepipe.json"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What goes into an output directory.
+
+    Attributes
+    ----------
+    links
+        By file name, the pack whose bytes it holds.
+    files
+        By file name, the bytes of every other file; the manifest among them.
+    """
+
+    links: Mapping[str, Path]
+    files: Mapping[str, bytes]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All file names in order."""
+        return tuple(sorted({*self.links, *self.files}))
+
+
+PublishedFiles = tuple[tuple[str, FileIdentity], ...]
+"""The files of an output directory with their identities when they were published."""
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Check that an output directory may be written: absent, empty, or made by mergepipe.
+
+    Raises
+    ------
+    PublishError
+        If it is a file, or holds what mergepipe did not make and ``force`` is false.
+    """
+    if not os.path.lexists(target):
+        return
+    if target.is_symlink() or not target.is_dir():
+        raise PublishError(
+            f"the output path `{target}` is {'a symbolic link' if target.is_symlink() else 'a file'}, not a directory",
+            hint="choose another `path` for the output, or remove it",
+            path=str(target),
+        )
+    if force or owned_files(target) is not None or not any(target.iterdir()):
+        return
+    raise PublishError(
+        f"the directory `{target}` exists and was not made by mergepipe",
+        hint="choose another `path` for the output, or run with `--force` to replace what is there (other files stay)",
+        path=str(target),
+    )
+
+
+def owned_files(target: Path) -> tuple[str, ...] | None:
+    """Return the names of the files that mergepipe put into a directory, or None if it is not one of its own."""
+    try:
+        record = msgspec.json.decode((target / MANIFEST).read_bytes(), type=_Owned)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return record.files
+
+
+class _Owned(msgspec.Struct):
+    files: tuple[str, ...]
+    version: int
+
+
+class Publication:
+    """One output directory being published.
+
+    Use as a context: it holds a lock on the parent directory, and cleans up what a failure leaves.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Publication:
+        try:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self._stack.enter_context(directory_lock(self.target.parent))
+        except OSError as error:
+            fail_storage(error, self.target.parent, "prepare")
+        self.recover()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            if exc[0] is not None:
+                with contextlib.suppress(OSError):
+                    if os.path.lexists(self.target):
+                        remove_tree(staging_path(self.target))
+        finally:
+            self._stack.close()
+
+    def recover(self) -> None:
+        """Finish what a killed run left beside the directory, so that nothing of a user is lost and no litter stays."""
+        try:
+            while (retired := recover_swap(self.target)) is not None:
+                if os.path.lexists(self.target):
+                    _rescue(retired, self.target)
+                remove_tree(retired)
+        except OSError as error:
+            fail_storage(error, self.target, "recover")
+
+    def assemble(self, contents: Contents) -> PublishedFiles:
+        """Put the new directory together beside the target and flush it; return its files' identities.
+
+        Raises
+        ------
+        StorageError
+            If the file system refuses, such as a full disk; the target is untouched.
+        """
+        staged = staging_path(self.target)
+        try:
+            staged.mkdir()
+            for name, pack in contents.links.items():
+                crash_point("publish.assembling")
+                place_file(pack, staged / name)
+            for name, data in contents.files.items():
+                (staged / name).parent.mkdir(parents=True, exist_ok=True)
+                write_file(staged / name, data)
+            _keep_user_files(self.target, staged, contents)
+            _fsync_folders(staged)
+            crash_point("publish.assembled")
+            return tuple((name, FileIdentity.of((staged / name).stat())) for name in contents.names)
+        except OSError as error:
+            remove_tree(staged)
+            fail_storage(error, self.target, "publish")
+
+    def swap(self) -> None:
+        """Put the assembled directory in the target's place, then remove the previous one.
+
+        Raises
+        ------
+        StorageError
+            If the file system refuses; the target is then what it was.
+        """
+        try:
+            retired = swap_in(self.target)
+            if retired is not None:
+                _rescue(retired, self.target)
+                remove_tree(retired)
+            crash_point("publish.cleaned")
+        except OSError as error:
+            fail_storage(error, self.target, "publish")
+
+
+def _keep_user_files(previous: Path, staged: Path, contents: Contents) -> None:
+    """Give the user's files of the previous directory a place in the next one."""
+    if not previous.is_dir():
+        return
+    for name in _foreign(previous):
+        target = staged / name
+        if name in contents.names or target.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _share(previous / name, target)
+
+
+def _foreign(directory: Path) -> Iterable[str]:
+    """Yield the relative names of all files and links in a directory that mergepipe did not put there."""
+    owned = set(owned_files(directory) or ()) | {MANIFEST}
+    for folder, folders, files in os.walk(directory):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for name in sorted([*files, *links]):
+            relative = os.path.relpath(os.path.join(folder, name), directory)
+            if relative not in owned:
+                yield relative
+
+
+def _share(source: Path, target: Path) -> None:
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+        return
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        copy_file(source, target, mode=source.stat().st_mode & 0o777)
+
+
+def _rescue(retired: Path, target: Path) -> None:
+    """Move user files that appeared in the previous directory while the next one was put together."""
+    if retired.is_symlink() or not retired.is_dir() or owned_files(retired) is None:
+        return
+    for name in _foreign(retired):
+        if not os.path.lexists(target / name):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (retired / name).rename(target / name)
+
+
+def _fsync_folders(root: Path) -> None:
+    for folder, _, _ in os.walk(root):
+        fsync_path(folder)
+
+
+def is_intact(target: Path, files: PublishedFiles) -> bool:
+    """Return whether every published file is still there with the identity that it was published with."""
+    return all(FileIdentity.at(target / name) == identity for name, identity in files)

@@ -1,0 +1,134 @@
+"""The files beside the weights: config, generation config, tokenizer, chat template. Nothing else is carried over."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mergepipe.digest import content_digest
+from mergepipe.dtypes import DTYPES, is_mergeable
+from mergepipe.errors import fail_storage
+from mergepipe.plan.values import OutputPlan
+
+CONFIG = "config.json"
+
+# What loaders and converters look for, by name; weights, training state and READMEs are not among them.
+_CARRIED = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "tokenizer.model.v*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "*.tiktoken",
+    "tekken.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+_DTYPE_KEYS = ("torch_dtype", "dtype")
+_FLOAT_NAMES = frozenset(d.long_name for d in DTYPES.values() if d.is_float and d.long_name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideFile:
+    """A file to be put beside the weights: its name relative to the directory, and its bytes."""
+
+    name: str
+    data: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the bytes."""
+        return content_digest(self.data)
+
+
+def side_files(plan: OutputPlan, tokenizer_root: Path | None, config_root: Path | None) -> tuple[SideFile, ...]:
+    """Return the side files of an output in name order.
+
+    Parameters
+    ----------
+    tokenizer_root
+        The directory of the source that the tokenizer and generation config come from; None if it is a single file.
+    config_root
+        The directory of the source that defines the tensors, whose ``config.json`` is taken.
+
+    Raises
+    ------
+    StorageError
+        If one of them cannot be read.
+    """
+    found = [SideFile(name=name, data=_read(path)) for name, path in _carried(tokenizer_root)]
+    config = config_root / CONFIG if config_root else None
+    if config is not None and config.is_file():
+        found.append(SideFile(name=CONFIG, data=adapt_config(_read(config), plan)))
+    return tuple(sorted(found, key=lambda file: file.name))
+
+
+def _carried(root: Path | None) -> list[tuple[str, Path]]:
+    if root is None:
+        return []
+    names = [path.relative_to(root).as_posix() for folder in (root, root / "additional_chat_templates")
+             if folder.is_dir() for path in sorted(folder.iterdir()) if path.is_file()]  # fmt: skip
+    return [(name, root / name) for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _CARRIED)]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        fail_storage(error, path, "read")
+
+
+def adapt_config(data: bytes, plan: OutputPlan) -> bytes:
+    """Return ``config.json`` with the dtype that the weights really have; unchanged bytes where it is right already."""
+    config = json.loads(data)
+    stored = stored_dtype(plan)
+    if stored is None or not _set_dtype(config, stored, add=plan.output.write.dtype is not None):
+        return data
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def stored_dtype(plan: OutputPlan) -> str | None:
+    """Return the config name of the dtype that most of the output's float elements have, such as ``bfloat16``."""
+    counts: Counter[str] = Counter()
+    for tensor in plan.tensors:
+        if is_mergeable(tensor.dtype):
+            counts[tensor.dtype] += tensor.nbytes * 8 // DTYPES[tensor.dtype].bits
+    if not counts:
+        return None
+    return DTYPES[max(sorted(counts), key=lambda name: counts[name])].long_name
+
+
+def _set_dtype(config: dict[str, Any], dtype: str, *, add: bool) -> bool:
+    """Set the dtype wherever a config (or a nested one) states a float dtype; return whether anything changed."""
+    changed = _replace_stated(config, dtype)
+    if add and not any(key in config for key in _DTYPE_KEYS):
+        config["torch_dtype"] = dtype
+        changed = True
+    return changed
+
+
+def _replace_stated(config: Mapping[str, Any], dtype: str) -> bool:
+    changed = False
+    for key, value in list(config.items()):
+        if isinstance(value, dict):
+            changed |= _replace_stated(value, dtype)
+        elif key in _DTYPE_KEYS and isinstance(value, str) and value != dtype and value in _FLOAT_NAMES:
+            config[key] = dtype  # type: ignore[index]
+            changed = True
+    return changed

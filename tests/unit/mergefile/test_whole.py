@@ -1,0 +1,239 @@
+"""What only the whole file shows: names used twice, cycles, directories in one another, what is not supported yet."""
+
+import pytest
+from unit.mergefile.helpers import DESIGN_EXAMPLE, SOURCES, errors_of, only_problem, parse, problems
+from unit.mergefile.signatures import SIGNATURES
+
+from mergepipe.errors import MergepipeError
+from mergepipe.mergefile.parse import load_mergefile
+
+LINEAR = '[outputs.m]\noperator = "linear"\nexperts = ["math"]\n'
+
+
+def outputs(**experts):
+    """Return outputs with the given experts, each a chain of names."""
+    bodies = [
+        f'[outputs.{name}]\noperator = "linear"\nexperts = [{", ".join(repr(x) for x in of.split())}]\n'
+        for name, of in experts.items()
+    ]
+    return SOURCES + "".join(bodies)
+
+
+def cycles(text):
+    found = [error for error in problems(text) if "not supported yet" not in error.message]
+    return [error.message.split(": ", 1)[1] for error in found]
+
+
+def test_outputs_that_need_each_other_are_a_cycle():
+    assert cycles(outputs(a="b math", b="c", c="a")) == [
+        "outputs.a: a cycle: `a` needs `b` needs `c` needs `a`",
+    ]
+
+
+def test_a_cycle_starts_at_its_first_output_in_the_file():
+    assert cycles(outputs(z="m", m="k", k="m")) == ["outputs.m: a cycle: `m` needs `k` needs `m`"]
+
+
+def test_every_separate_cycle_is_reported():
+    assert cycles(outputs(a="b", b="a", c="d a", d="c", e="e")) == [
+        "outputs.a: a cycle: `a` needs `b` needs `a`",
+        "outputs.c: a cycle: `c` needs `d` needs `c`",
+        "outputs.e: `e` refers to itself",
+    ]
+
+
+def test_an_output_of_an_output_is_no_cycle():
+    assert cycles(outputs(a="math", b="a", c="a b")) == []
+
+
+def test_bases_and_tokenizers_take_part_in_cycles():
+    text = SOURCES + LINEAR + 'write.tokenizer = "n"\n' + LINEAR.replace(".m]", ".n]") + 'base = "m"\n'
+    assert cycles(text) == ["outputs.m: a cycle: `m` needs `n` needs `m`"]
+
+
+def test_an_adapter_on_itself_is_a_cycle():
+    text = SOURCES + '[sources.lora]\npath = "x"\non = "lora"\n' + LINEAR
+    assert cycles(text) == ["sources.lora.on: `lora` refers to itself"]
+
+
+def test_a_name_is_a_source_or_an_output():
+    error = only_problem(SOURCES + LINEAR.replace("outputs.m", "outputs.math"))
+    assert error.facts["key_path"] == "outputs.math"
+    assert "`math` is the name of a source too" in error.message
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("models/math", "is also that of source `math`"),
+        ("./models/../models//math/", "is also that of source `math`"),
+        ("/project/models/math", "is also that of source `math`"),
+        ("models/math/merged", "lies inside that of source `math`"),
+        ("models/base", "is also that of source `base`"),
+        (".", "would hold the Mergefile itself"),
+        ("..", "would hold the Mergefile itself"),
+        ("/", "would hold the Mergefile itself"),
+        ("build/other", "is also that of output `other`"),
+        ("build/other/x", "lies inside that of output `other`"),
+    ],
+)
+def test_an_outputs_directory_is_its_own(path, what):
+    text = SOURCES + LINEAR.replace("outputs.m", "outputs.other") + LINEAR + f'path = "{path}"\n'
+    error = only_problem(text)
+    assert error.facts["key_path"] == "outputs.m.path"
+    assert error.message.endswith(f"the output's directory {what}")
+    assert error.hint.endswith('`path = "build/m"`')
+
+
+def test_an_output_around_several_sources_names_each():
+    found = [error.message for error in problems(SOURCES + LINEAR + 'path = "models"\n')]
+    assert [message.split("directory ")[1] for message in found] == [
+        f"would hold that of source `{name}`" for name in ("base", "math", "code")
+    ]
+
+
+def test_the_home_folder_is_the_same_place_however_it_is_written(monkeypatch):
+    monkeypatch.setenv("HOME", "/project")
+    assert "source `math`" in only_problem(SOURCES + LINEAR + 'path = "~/models/math"\n').message
+
+
+def test_directories_that_only_start_alike_are_different():
+    assert parse(SOURCES + LINEAR + 'path = "models/math-2"\n').outputs["m"].path == "models/math-2"
+
+
+def test_sources_may_lie_in_one_another_and_go_unused():
+    text = SOURCES + '[sources.inner]\npath = "models/math/checkpoint-1"\n' + LINEAR
+    assert "inner" in parse(text).sources
+
+
+def test_an_output_that_is_not_published_takes_no_directory():
+    text = SOURCES + LINEAR + 'path = "models/math"\npublish = false\n'
+    assert not parse(text).outputs["m"].publish
+
+
+TIES = LINEAR.replace('"linear"', '"ties"\nbase = "base"')
+
+
+@pytest.mark.parametrize(
+    ("body", "key_path", "what", "feature"),
+    [
+        (TIES, "outputs.m.operator", "`ties`", "operator"),
+        (
+            LINEAR + 'base = "base"\n[outputs.m.budget]\nexpert_reads = "25%"\n',
+            "outputs.m.budget",
+            "`budget`",
+            "budget",
+        ),
+        (LINEAR + 'base = "base"\nbudget.expert_reads = "2 GiB"\n', "outputs.m.budget", "`budget`", "budget"),
+        (LINEAR + 'base = "base"\nbudget.max_error = 1e-3\n', "outputs.m.budget", "`budget`", "budget"),
+        (LINEAR + 'slices = [{ source = "math", layers = "0..2" }]\n', "outputs.m.slices", "`slices`", "slices"),
+        ('[sources.x]\nhub = "org/x"\nrevision = "main"\n' + LINEAR, "sources.x.hub", "`hub`", "hub"),
+        ('[sources.x]\npath = "x"\non = "base"\n' + LINEAR, "sources.x.on", "`on` (an adapter)", "adapter"),
+        (
+            '[sources.x]\npath = "x"\nprogressive = true\n' + LINEAR,
+            "sources.x.progressive",
+            "`progressive`",
+            "progressive",
+        ),
+        (
+            LINEAR + '[outputs.n]\noperator = "linear"\nbase = "m"\nexperts = ["m"]\nwrite.tokenizer = "m"\n',
+            "outputs.n.base",
+            "an output as a source (`m`)",
+            "multi_stage",
+        ),
+        (
+            LINEAR + '[outputs.n]\noperator = "linear"\nexperts = ["math", { source = "m" }]\n',
+            "outputs.n.experts[1]",
+            "an output as a source (`m`)",
+            "multi_stage",
+        ),
+        (
+            '[operators.mine]\npython = "ops.py:f"\n' + LINEAR.replace('"linear"', '"mine"\nparams.any = 1'),
+            "operators.mine",
+            "a custom operator (`mine`)",
+            "custom_operator",
+        ),
+    ],
+)
+def test_what_later_releases_execute_gives_one_clear_problem(body, key_path, what, feature):
+    error = only_problem(SOURCES + body)
+    assert error.facts["key_path"] == key_path
+    assert error.message.endswith(f": {what} is not supported yet")
+    assert error.facts["unsupported"] == feature
+
+
+def test_the_example_of_the_documentation_waits_for_four_features_and_has_no_mistakes():
+    found = problems(DESIGN_EXAMPLE)
+    assert [(error.facts["line"], error.facts["unsupported"]) for error in found] == [
+        (11, "adapter"),
+        (14, "hub"),
+        (18, "operator"),
+        (32, "budget"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("python", "valid"),
+    [("ops.py:f", True), ("a/b c.py:_f1", True), ("ops.py", False), ("ops:f", False), ("a.py:1f", False)],
+)
+def test_custom_operators_are_a_file_and_a_function(python, valid):
+    found = problems(f'{SOURCES}[operators.mine]\npython = "{python}"\n{LINEAR}')
+    assert len(found) == (1 if valid else 2)
+
+
+def test_custom_operators_do_not_hide_built_in_ones():
+    found = problems(SOURCES + '[operators.linear]\npython = "ops.py:f"\n' + LINEAR)
+    assert "`linear` is a built-in operator" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ('{ layers = "0..2" }', "missing: where the slice comes from"),
+        ('{ source = "math" }', "missing: which layers the slice takes"),
+        ('{ source = "math", experts = ["code"], layers = "0..2" }', "a slice has a `source` or `experts`, not both"),
+        ('{ source = "mth", layers = "0..2" }', "unknown source `mth`"),
+        ('{ source = "math", layers = "2..2" }', "empty range of layers"),
+        ('{ source = "math", layers = "0..2", scale = 1 }', "unknown key"),
+        ('{ experts = [{ source = "math", wieght = 1 }], layers = "0..2" }', "unknown parameter of `linear`"),
+        ("3", "invalid value"),
+        ("", "an output needs at least one slice"),
+    ],
+)
+def test_slices_are_checked_though_they_are_not_supported_yet(body, what):
+    found = problems(f'{SOURCES}[outputs.m]\noperator = "linear"\nslices = [{body}]\n')
+    assert any(error.message.split(": ", 2)[2].startswith(what) for error in found)
+    assert sum("not supported yet" in error.message for error in found) == 1
+
+
+def load_problems(path):
+    with pytest.raises(MergepipeError) as caught:
+        load_mergefile(path, SIGNATURES)
+    return errors_of(caught.value)
+
+
+def test_a_folder_that_holds_an_adapter_is_one_problem_of_its_path(tmp_path):
+    path = tmp_path / "Mergefile.toml"
+    path.write_text(SOURCES + LINEAR)
+    assert load_mergefile(path, SIGNATURES).sources
+    (tmp_path / "models" / "code").mkdir(parents=True)
+    (tmp_path / "models" / "code" / "adapter_config.json").write_text("{}")
+    (error,) = load_problems(path)
+    assert error.facts["key_path"] == "sources.code.path"
+    assert error.facts["unsupported"] == "adapter"
+    assert "`adapter_config.json` in `models/code`" in error.message
+
+
+def test_an_adapter_that_says_what_it_is_on_is_reported_once(tmp_path):
+    path = tmp_path / "Mergefile.toml"
+    path.write_text(SOURCES + 'on = "base"\n' + LINEAR)
+    (tmp_path / "models" / "code").mkdir(parents=True)
+    (tmp_path / "models" / "code" / "adapter_config.json").write_text("{}")
+    (error,) = load_problems(path)
+    assert error.facts["key_path"] == "sources.code.on"
+
+
+def test_a_path_that_no_file_system_takes_is_left_to_who_opens_it(tmp_path):
+    path = tmp_path / "Mergefile.toml"
+    path.write_text(SOURCES + f'[sources.long]\npath = "{"x" * 5000}"\n' + LINEAR)
+    assert "long" in load_mergefile(path, SIGNATURES).sources
