@@ -182,10 +182,8 @@ def _read_config(place: Place, names: Sequence[str]) -> Mapping[str, Any]:
     try:
         config = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        instead = what_instead(data)
-        what = instead[0] if instead else f"invalid JSON: {_json_words(error)}"
-        where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise place.error(f"is {what}{where}", name=CONFIG, hint=instead[1] if instead else None) from None
+        what, hint = what_instead(data) or (f"invalid JSON: {_json_words(error)}", None)
+        raise place.error(f"is {what}", name=CONFIG, hint=hint) from None
     if not isinstance(config, dict):
         raise place.error("does not hold a JSON object", name=CONFIG)
     return config
@@ -193,7 +191,7 @@ def _read_config(place: Place, names: Sequence[str]) -> Mapping[str, Any]:
 
 def _json_words(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return error.msg
+        return f"{error.msg} (line {error.lineno}, column {error.colno})"
     return "not UTF-8" if isinstance(error, UnicodeDecodeError) else "nested too deeply, or a number too long"
 
 

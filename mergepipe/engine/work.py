@@ -77,7 +77,9 @@ class TensorWork:
     def staged(self) -> StagedTensor:
         """Return what of this tensor lies in its staged shard, as the catalog records it."""
         keys = bytearray(self.keys)
-        for block in self.holdings:
+        for block, holding in self.holdings.items():
+            if holding.result is None:
+                continue  # an unfinished build wrote it there
             keys[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE] = bytes(DIGEST_SIZE)
         return StagedTensor(tensor=self.name, block_keys=bytes(keys), block_digests=bytes(self.digests))
 

@@ -24,6 +24,7 @@ from mergepipe.fsio.durable import replace_file
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.lockfile.assemble import (
+    ContentCounts,
     block_facts,
     content_counts,
     declared_output,
@@ -77,6 +78,7 @@ class Ready:
     prepared: Prepared
     locked: LockedOutput
     finished: FinishedOutput | None
+    counts: Mapping[str, ContentCounts]
     expert_blocks: Mapping[str, int]
     seconds: float
 
@@ -139,6 +141,7 @@ def ready_unchanged(prepared: Prepared, lock_path: Path) -> Ready:
         prepared=prepared,
         locked=locked,
         finished=None,
+        counts={},
         expert_blocks={**record.expert_blocks, "read": 0},
         seconds=0.0,
     )
@@ -159,6 +162,7 @@ def ready_built(prepared: Prepared, finished: FinishedOutput, index: SourceIndex
         prepared=prepared,
         locked=locked,
         finished=finished,
+        counts=counts,
         expert_blocks=expert_block_facts(counts, finished.meter),
         seconds=seconds,
     )
@@ -280,8 +284,7 @@ def _contents(
     )
     links = {shard.shard.name: packs.path(shard.pack) for shard in finished.shards}
     names = tuple(sorted({*files, *links, MANIFEST}))
-    counts = {tensor.name: content_counts(plan, tensor, index) for tensor in plan.tensors}
-    files[MANIFEST] = render_manifest(manifest(ready.locked, finished, index, mergefile, names, counts))
+    files[MANIFEST] = render_manifest(manifest(ready.locked, finished, index, mergefile, names, ready.counts))
     return Contents(links=links, files=files)
 
 

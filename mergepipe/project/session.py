@@ -13,13 +13,16 @@ from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.maintenance import cache_info, prune
 from mergepipe.cache.packs import PackStore
 from mergepipe.cache.sources import SourceIndex
+from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
 from mergepipe.engine.finish import FinishedOutput
 from mergepipe.fsio.locks import exclusive
 from mergepipe.lockfile.reader import read_lock
 from mergepipe.lockfile.records import LockedOutput, Lockfile
 from mergepipe.mergefile.parse import load_mergefile
+from mergepipe.mergefile.schema import Output
 from mergepipe.operators.registry import signatures
+from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
 from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs
 from mergepipe.project.planning import planned_output
@@ -122,13 +125,13 @@ class Project:
         """
         started = time.monotonic()
         selected = select_outputs(self.mergefile, outputs)
-        old = read_lock(self.lock_path)
-        checkpoints = open_sources(self.mergefile, selected)
-        check_targets(self.mergefile, selected, checkpoints, self._layout.root, force=force)
-        plans = make_plans(selected, checkpoints, self._geometry)
-        if locked and old is None:
+        if read_lock(self.lock_path) is None and locked:
             steps.refuse_changes(None, _EMPTY_LOCK, self.lock_path, self.mergefile.root)
-        with self._writing() as catalog:
+        checkpoints, plans = self._plans(selected, force=force)
+        with self._writing() as (catalog, waited):
+            if waited:  # another build may have written what was looked at before
+                checkpoints, plans = self._plans(selected, force=force)
+            old = read_lock(self.lock_path)
             index = SourceIndex(catalog, checkpoints, self._geometry)
             prepared = [steps.prepare(plan, self.mergefile, checkpoints, index, catalog) for plan in plans]
 
@@ -160,10 +163,7 @@ class Project:
         MergepipeError
             For everything that a build would refuse before it reads weights.
         """
-        selected = select_outputs(self.mergefile, outputs)
-        checkpoints = open_sources(self.mergefile, selected)
-        check_targets(self.mergefile, selected, checkpoints, self._layout.root, force=True)
-        plans = make_plans(selected, checkpoints, self._geometry)
+        _, plans = self._plans(select_outputs(self.mergefile, outputs), force=True)
         with self._reading() as catalog:
             rate = catalog.throughput()
             return PlanReport(
@@ -202,7 +202,7 @@ class Project:
         max_age_days
             Remove packs that were not used for this many days.
         """
-        with self._writing() as catalog:
+        with self._writing() as (catalog, _):
             return PruneReport(**prune(catalog, max_bytes=max_bytes, max_age_days=max_age_days))
 
     # --- parts ----------------------------------------------------------------------------------------------------
@@ -233,16 +233,27 @@ class Project:
         _note_throughput(catalog, ready, seconds)
         return ready
 
+    def _plans(
+        self, selected: Sequence[Output], *, force: bool
+    ) -> tuple[Mapping[str, Checkpoint], tuple[OutputPlan, ...]]:
+        """Open the sources of these outputs and plan them; everything that can be refused early is refused here."""
+        checkpoints = open_sources(self.mergefile, selected)
+        check_targets(self.mergefile, selected, checkpoints, self._layout.root, force=force)
+        return checkpoints, make_plans(selected, checkpoints, self._geometry)
+
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[Catalog]:
-        """Hold the cache and open its catalog for writing."""
+    def _writing(self) -> Iterator[tuple[Catalog, bool]]:
+        """Hold the cache and open its catalog for writing; also say whether another process had to be waited for."""
         self._layout.create()
+        waited = False
 
         def waiting() -> None:
+            nonlocal waited
+            waited = True
             self._reporter.warn(f"waiting for another build that holds the cache `{self._layout.root}`")
 
         with exclusive(self._layout.lock, on_wait=waiting), self._opened(create=True) as catalog:
-            yield catalog
+            yield catalog, waited
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Catalog]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def check_target(target: Path, *, force: bool) -> None:
         return
     raise PublishError(
         f"the directory `{target}` exists and was not made by mergepipe",
-        hint="choose another `path` for the output, or run with `--force` to replace what is there (other files stay)",
+        hint="choose another `path` for the output, or use `--force` to replace the weights in it (other files stay)",
         path=str(target),
     )
 
@@ -145,7 +146,9 @@ class Publication:
             for name, data in contents.files.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 write_file(staged / name, data)
-            _keep_user_files(self.target, staged, contents)
+            if self.target.is_dir():
+                shutil.copymode(self.target, staged)
+                _keep_user_files(self.target, staged, contents)
             _fsync_folders(staged)
             crash_point("publish.assembled")
             return tuple((name, FileIdentity.of((staged / name).stat())) for name in contents.names)
@@ -172,10 +175,15 @@ class Publication:
 
 
 def _keep_user_files(previous: Path, staged: Path, contents: Contents) -> None:
-    """Give the user's files of the previous directory a place in the next one."""
-    if not previous.is_dir():
-        return
+    """Give the user's files of the previous directory a place in the next one.
+
+    Weights in a directory that mergepipe did not make (`--force`) are what is being replaced: beside the new ones
+    loaders could take them for part of the model.
+    """
+    replaced = owned_files(previous) is None
     for name in _foreign(previous):
+        if replaced and "/" not in name and name.endswith((".safetensors", ".safetensors.index.json")):
+            continue
         target = staged / name
         if name in contents.names or target.exists():
             continue

@@ -87,9 +87,7 @@ def raw_file_bytes(header: object, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-def write_safetensors(
-    path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
-) -> Path:
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> Path:
     """Write one safetensors file (in place, parents made); return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(safetensors_bytes(tensors, metadata))

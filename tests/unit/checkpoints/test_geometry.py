@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry, grid
 from mergepipe.dtypes import DTYPES
 
+# A loaded machine may take any time for one example.
+QUIET = settings(deadline=None)
+
 SHAPES = st.lists(st.integers(0, 40), max_size=4).map(tuple)
 GEOMETRIES = st.integers(1, 200).map(lambda n: Geometry(block_elements=n, id=2))
 
 
+@QUIET
 @given(dtype=st.sampled_from(sorted(DTYPES)), shape=SHAPES, geometry=GEOMETRIES)
 @example(dtype="BF16", shape=(), geometry=GEOMETRY_1)
 @example(dtype="F32", shape=(3, 2**18 + 1), geometry=GEOMETRY_1)
@@ -33,6 +37,7 @@ def test_blocks_partition_the_tensor(dtype, shape, geometry):
     assert at_byte == blocks.nbytes == DTYPES[dtype].nbytes(math.prod(shape))
 
 
+@QUIET
 @given(shape=SHAPES.filter(lambda shape: math.prod(shape) > 0), geometry=GEOMETRIES)
 def test_a_block_holds_as_many_whole_rows_as_fit_and_at_least_one(shape, geometry):
     blocks = grid("F32", shape, geometry)
@@ -47,6 +52,7 @@ def test_a_block_holds_as_many_whole_rows_as_fit_and_at_least_one(shape, geometr
             assert elements + row > geometry.block_elements
 
 
+@QUIET
 @given(shape=SHAPES.filter(lambda shape: len(shape) > 1), geometry=GEOMETRIES)
 def test_the_same_rows_make_a_block_in_every_byte_sized_dtype(shape, geometry):
     narrow, wide = grid("BF16", shape, geometry), grid("F64", shape, geometry)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mergepipe.checkpoints.layers import LayerMap, layer_count, layer_of, natural_key
+
+# A loaded machine may take any time for one example.
+QUIET = settings(deadline=None)
 
 
 def stack(template: str, layers: int, parts: tuple[str, ...] = ("attn.weight", "mlp.weight")) -> list[str]:
@@ -102,6 +105,7 @@ def test_a_checkpoint_without_integers_has_no_layers():
     assert (layers.count, layers.stacks, layers.index("a.weight")) == (0, (), None)
 
 
+@QUIET
 @given(st.randoms(use_true_random=False))
 def test_the_layers_do_not_depend_on_the_order_of_names(generator: random.Random):
     names = [*stack("encoder.a.{}", 3), *stack("x.{}", 3), *stack("b.{}", 3), *stack("decoder.a.{}", 2)]
@@ -109,6 +113,11 @@ def test_the_layers_do_not_depend_on_the_order_of_names(generator: random.Random
     generator.shuffle(names)
     found = LayerMap(names)
     assert (found.count, found.stacks) == (expected.count, expected.stacks)
+
+
+def test_a_list_of_modules_beside_a_stack_is_not_the_layers():
+    names = [*(f"{i}.weight" for i in range(40)), *stack("model.layers.{}", 3)]
+    assert LayerMap(names).stacks == ("model.layers",)
 
 
 def test_renumbering_changes_the_layer_alone():
@@ -138,12 +147,14 @@ def test_natural_order_counts():
     ]
 
 
+@QUIET
 @given(st.lists(st.text("ab.019", max_size=8), max_size=20))
 def test_natural_order_is_total(names):
     keys = sorted(natural_key(name) for name in names)
     assert len(set(keys)) == len(set(names))
 
 
+@QUIET
 @given(st.integers(0, 10**30), st.integers(0, 10**30))
 def test_natural_order_of_numbers_is_theirs(a, b):
     assert (natural_key(f"x{a}") < natural_key(f"x{b}")) == (a < b)

@@ -9,11 +9,14 @@ import tarfile
 import zipfile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import random_tensors, safetensors_bytes
 
 from mergepipe.checkpoints.sniff import SNIFF_BYTES, sniff
+
+# A loaded machine may take any time for one example.
+QUIET = settings(deadline=None)
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4" * 64 + b"\nsize 4976698672\n"
 
@@ -81,12 +84,14 @@ def test_what_tells_nothing_is_left_unnamed(content):
     assert sniff(content) is None
 
 
+@QUIET
 @given(st.integers(0, 5), st.integers(0, 60))
 def test_a_safetensors_file_is_never_taken_for_something_else(count, stop):
     tensors = random_tensors(1, {f"layers.{i}.weight": (2, 3) for i in range(count)})
     assert sniff(safetensors_bytes(tensors)[: 8 + stop]) is None
 
 
+@QUIET
 @given(st.binary(max_size=600))
 def test_any_bytes_can_be_sniffed(data):
     sniff(data)
