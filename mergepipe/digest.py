@@ -10,6 +10,7 @@ A digest is 32 raw bytes inside the program (`bytes`), so that the digests of ma
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,6 @@ from mergepipe.errors import InternalError, LockError
 
 DIGEST_SIZE = 32
 PREFIX = "b3:"
-_HEX_DIGITS = frozenset("0123456789abcdef")
 
 
 def content_digest(data: bytes | bytearray | memoryview) -> bytes:
@@ -45,8 +45,10 @@ def parse_digest(text: str) -> bytes:
     """
     if text.startswith(PREFIX) and len(text) == len(PREFIX) + 2 * DIGEST_SIZE:
         digits = text[len(PREFIX) :]
-        if all(digit in _HEX_DIGITS for digit in digits):
-            return bytes.fromhex(digits)
+        with contextlib.suppress(ValueError):
+            digest = bytes.fromhex(digits)
+            if len(digest) == DIGEST_SIZE:  # white space between digits is skipped by `fromhex`
+                return digest
     raise LockError(f"`{text}` is not a digest (expected `b3:` and {2 * DIGEST_SIZE} hexadecimal digits)")
 
 

@@ -47,6 +47,7 @@ class SourceIndex:
         self._checkpoints = checkpoints
         self.geometry = geometry
         self._files: dict[Path, _FileState] = {}
+        self._digests: dict[str, bytes | None] = {}  # emptied whenever more becomes known
         for source, checkpoint in checkpoints.items():
             for file in checkpoint.files:
                 if file.path not in self._files:
@@ -74,6 +75,7 @@ class SourceIndex:
             found = self._catalog.block_digests(state.key, info.name)
             if found is None:  # the row vanished meanwhile: the tensor is cold again
                 del state.known[info.name]
+                self._digests.clear()
                 return None
             state.blocks[info.name] = found
         return state.blocks[info.name]
@@ -91,6 +93,7 @@ class SourceIndex:
         state = self._state(source, info)
         digest = tensor_digest(info.dtype, info.shape, blocks)
         state.known[info.name] = digest
+        self._digests.clear()
         state.blocks[info.name] = blocks
         state.pending.append(TensorDigests(name=info.name, digest=digest, blocks=blocks))
         return digest
@@ -101,10 +104,12 @@ class SourceIndex:
 
     def digest(self, source: str) -> bytes | None:
         """Return the source's content digest, or None while any of its tensors is cold."""
-        tensors = self._checkpoints[source].tensors
-        pairs = [(name, self.tensor(source, info)) for name, info in tensors.items()]
-        known = [(name, digest) for name, digest in pairs if digest is not None]
-        return source_digest(known) if len(known) == len(pairs) else None
+        if source not in self._digests:
+            tensors = self._checkpoints[source].tensors
+            pairs = [(name, self.tensor(source, info)) for name, info in tensors.items()]
+            known = [(name, digest) for name, digest in pairs if digest is not None]
+            self._digests[source] = source_digest(known) if len(known) == len(pairs) else None
+        return self._digests[source]
 
     def flush(self) -> None:
         """Record what was read since the last call, after checking that its files are still the same.
@@ -144,6 +149,7 @@ class SourceIndex:
         for state in self._files.values():
             if state.file.path == path:
                 state.known, state.blocks, state.pending = {}, {}, []
+        self._digests.clear()
 
 
 def source_changed(source: str, file: CheckpointFile) -> SourceChangedError:

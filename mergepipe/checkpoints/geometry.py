@@ -5,6 +5,7 @@ A block is a contiguous range of whole rows. The same rows of every source make 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -90,6 +91,7 @@ class BlockGrid:
         return first * self.row_bytes, stop * self.row_bytes
 
 
+@functools.lru_cache(maxsize=1 << 14)  # asked for again and again, and the same for every layer
 def grid(dtype: str, shape: tuple[int, ...], geometry: Geometry) -> BlockGrid:
     """Return the blocks of a tensor.
 

@@ -15,7 +15,7 @@ import click
 
 from mergepipe.cli.options import GlobalOptions
 from mergepipe.cli.tables import plain_lines
-from mergepipe.errors import CollectedErrors, MergepipeError
+from mergepipe.errors import CollectedErrors, MergepipeError, fail_storage
 from mergepipe.units import format_count
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "hint": "cyan"}
@@ -79,8 +79,16 @@ class Console:
             _write_quietly(sys.stderr, self._shown(sys.stderr, labelled(kind, message)))
 
     def _write_out(self, text: str) -> None:
-        if text and sys.stdout is not None:
+        if not text or sys.stdout is None:
+            return
+        try:
             sys.stdout.write(self._shown(sys.stdout, text) + "\n")
+            sys.stdout.flush()
+        except OSError as error:
+            _discard(sys.stdout)
+            if isinstance(error, BrokenPipeError):
+                raise
+            fail_storage(error, "standard output", "write to")
 
     def _shown(self, stream: TextIO, text: str) -> str:
         return text if self.has_colour(stream) else click.unstyle(text)
@@ -122,6 +130,14 @@ def _write_quietly(stream: TextIO | None, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
             stream.write(text + "\n")
             stream.flush()
+
+
+def _discard(stream: TextIO) -> None:
+    """Let what a failed stream still holds go nowhere, or the interpreter complains about it at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def _json_text(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import platform
 import re
 from collections.abc import Iterable
@@ -67,16 +66,30 @@ def _storage_error(error: OSError) -> StorageError:
 def usage_error(error: click.ClickException) -> UsageError:
     """Return click's error in our words: literals in backticks, no full stop, a hint."""
     if isinstance(error, click.NoSuchOption):
-        message = f"no such option: `{error.option_name}`"
-        hint = suggestion(error.option_name, _option_names(error.ctx))
-        return UsageError(message, hint=hint or _see_help(error))
+        return UsageError(
+            f"no such option: `{error.option_name}`",
+            hint=_misplaced(error) or suggestion(error.option_name, _option_names(error.ctx)) or _see_help(error),
+        )
     text = _QUOTED.sub(r"`\1`", error.format_message()).rstrip(".")
     return UsageError(text[:1].lower() + text[1:], hint=_see_help(error))
 
 
+def _misplaced(error: click.NoSuchOption) -> str | None:
+    """Return which command an option given before the command belongs to, if it is one's."""
+    context = error.ctx
+    if context is None or not isinstance(context.command, click.Group):
+        return None
+    owners = [
+        name
+        for name, command in context.command.commands.items()
+        if any(error.option_name in parameter.opts for parameter in command.params)
+    ]
+    return f"it belongs after its command: `{context.command_path} {owners[0]} {error.option_name}`" if owners else None
+
+
 def _option_names(context: click.Context | None) -> list[str]:
     parameters = context.command.get_params(context) if context else []
-    return [name for parameter in parameters for name in parameter.opts]
+    return [name for parameter in parameters for name in parameter.opts if name.startswith("-")]
 
 
 def _see_help(error: click.ClickException) -> str:
@@ -88,8 +101,3 @@ def suggestion(word: str, known: Iterable[str]) -> str | None:
     """Return ``did you mean ...?`` if one of the known words is near, else None."""
     near = difflib.get_close_matches(word, known, n=1)
     return f"did you mean `{near[0]}`?" if near else None
-
-
-def is_broken_pipe(error: BaseException) -> bool:
-    """Return whether the reader of our output went away."""
-    return isinstance(error, OSError) and error.errno == errno.EPIPE

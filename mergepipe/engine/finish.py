@@ -20,6 +20,7 @@ from mergepipe.engine.job import run_job
 from mergepipe.engine.kernel import Scratch
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.pool import WorkerPool
+from mergepipe.engine.results import FinishedOutput, FinishedShard, FinishedTensor
 from mergepipe.engine.staging import StagedShard
 from mergepipe.engine.work import Job, TensorWork
 from mergepipe.errors import InternalError, SourceChangedError
@@ -33,35 +34,6 @@ from mergepipe.plan.values import OutputPlan
 from mergepipe.reporting import Reporter
 
 _COPY_BLOCKS = 4  # blocks per copy task: the same read size as a job's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedTensor:
-    """An output tensor whose bytes are in a pack: its action key, its digest, and packed those of its blocks."""
-
-    name: str
-    key: bytes
-    digest: bytes
-    block_digests: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedShard:
-    """A shard that is in a pack."""
-
-    shard: Shard
-    pack: str
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedOutput:
-    """An output whose shards are all in packs, ready to be published."""
-
-    plan: OutputPlan
-    tensors: tuple[FinishedTensor, ...]
-    shards: tuple[FinishedShard, ...]
-    meter: Meter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +106,7 @@ class ShardFinisher:
         node = graph.tensor(plan.output.name, name)
         assert node.result is not None, "a tensor without work is clean"
         tensor = next(tensor for tensor in plan.tensors if tensor.name == name)
-        work = self._maker.work(plan, tensor, node.recipe)
+        work = self._maker.work(plan, tensor)
         holding = Holding.of_result(node.result)
         work.keys[:], work.digests[:] = holding.block_keys, holding.block_digests
         work.holdings = dict.fromkeys(range(work.recipe.grid.count), holding)
@@ -213,7 +185,7 @@ class ShardFinisher:
         return tensor_digest(tensor.dtype, tensor.shape, bytes(member.digests))
 
     def _finished(self, plan: OutputPlan, member: TensorWork) -> FinishedTensor:
-        key = current_key(plan, member.recipe.tensor, member.recipe.digest, self._index)
+        key = current_key(plan, member.recipe.tensor, self._index)
         assert key is not None, "every input of a finished tensor is known"
         return FinishedTensor(
             name=member.name, key=key, digest=self._digest(member), block_digests=bytes(member.digests)

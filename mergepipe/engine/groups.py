@@ -9,7 +9,6 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.engine.staging import StagedShard
 from mergepipe.engine.work import Group, Input, InputKey, TensorWork
 from mergepipe.graph.blocks import Holding, TensorRecipe
-from mergepipe.graph.nodes import TensorNode
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
 
@@ -36,7 +35,7 @@ class GroupMaker:
         self._shards = shards
         self._staged = staged
 
-    def work(self, plan: OutputPlan, tensor: TensorPlan, recipe: bytes) -> TensorWork:
+    def work(self, plan: OutputPlan, tensor: TensorPlan) -> TensorWork:
         """Return the work for one output tensor."""
         name = (plan.output.name, tensor.name)
         holdings = [Holding.of_result(r) for r in self._catalog.candidates(tensor.name, tensor.dtype, tensor.shape)]
@@ -44,7 +43,7 @@ class GroupMaker:
             holdings.insert(0, Holding.of_staged(self._staged[name]))
         return TensorWork(
             plan=plan,
-            recipe=TensorRecipe.of(plan.operator, tensor, recipe, plan.geometry),
+            recipe=TensorRecipe.of(plan.operator, tensor, plan.geometry),
             shard=self._shards[name],
             inputs=tuple(self._key(slot) if slot else None for slot in tensor.slots),
             candidates=tuple(holdings),
@@ -59,11 +58,11 @@ class GroupMaker:
                     inputs.setdefault(self._key(slot), self._input(slot))
         return Group(works=tuple(works), inputs=inputs)
 
-    def groups(self, pending: Iterable[tuple[OutputPlan, TensorPlan, TensorNode]]) -> list[Group]:
+    def groups(self, pending: Iterable[tuple[OutputPlan, TensorPlan]]) -> list[Group]:
         """Return the groups of all pending tensors: one per name and shape, in the order of first appearance."""
         members: dict[tuple[str, tuple[int, ...]], list[TensorWork]] = {}
-        for plan, tensor, node in pending:
-            members.setdefault((tensor.name, tensor.shape), []).append(self.work(plan, tensor, node.recipe))
+        for plan, tensor in pending:
+            members.setdefault((tensor.name, tensor.shape), []).append(self.work(plan, tensor))
         return [self.group(works) for works in members.values()]
 
     def hashing(self, sources: Iterable[str], covered: Iterable[Group]) -> list[Group]:

@@ -20,12 +20,13 @@ from mergepipe.cache.catalog import Catalog, StagedTensor
 from mergepipe.cache.packs import PackStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import DIGEST_SIZE
-from mergepipe.engine.finish import FinishedOutput, ShardFinisher
+from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.job import run_job
 from mergepipe.engine.limits import block_bytes, job_blocks
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.pool import WorkerPool
+from mergepipe.engine.results import FinishedOutput
 from mergepipe.engine.staging import StagedShard
 from mergepipe.engine.work import Group, JobDone, TensorWork, jobs_of
 from mergepipe.errors import MergepipeError, SourceChangedError

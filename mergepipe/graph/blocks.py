@@ -22,17 +22,15 @@ class TensorRecipe:
 
     operator: Operator
     tensor: TensorPlan
-    digest: bytes
     grid: BlockGrid
     input_grids: tuple[BlockGrid | None, ...]
 
     @classmethod
-    def of(cls, operator: Operator, tensor: TensorPlan, digest: bytes, geometry: Geometry) -> TensorRecipe:
-        """Return the recipe of a tensor whose recipe digest is ``digest``."""
+    def of(cls, operator: Operator, tensor: TensorPlan, geometry: Geometry) -> TensorRecipe:
+        """Return the recipe of a planned tensor."""
         return cls(
             operator=operator,
             tensor=tensor,
-            digest=digest,
             grid=tensor.grid(geometry),
             input_grids=tuple(slot.grid(geometry) if slot else None for slot in tensor.slots),
         )
@@ -88,14 +86,14 @@ def plan_block(recipe: TensorRecipe, block: int, digests: Sequence[bytes | None]
     """Return how a block comes about, from its inputs' block digests (None: the slot has no such block)."""
     tensor, merged = recipe.tensor, recipe.merged_elements(block)
     if tensor.decision is Decision.EQUAL:
-        key = block_key(recipe.digest, [digest or ABSENT for digest in digests], merged)
+        key = block_key(tensor.recipe, [digest or ABSENT for digest in digests], merged)
         sources = (0, *(None for _ in tensor.experts))
         return BlockPlan(block=block, key=key, sources=sources, copied=0, zero=(), shared=())
     if merged == 0:  # beyond the rows that all sources have
         digests = (digests[0], *(None for _ in tensor.experts))
     elif merged == recipe.elements(block) and not recipe.operator.uses_base:
         digests = (None, *digests[1:])
-    key = block_key(recipe.digest, [digest or ABSENT for digest in digests], merged)
+    key = block_key(tensor.recipe, [digest or ABSENT for digest in digests], merged)
     sources, zero, shared = _assign(recipe, digests)
     return BlockPlan(
         block=block,

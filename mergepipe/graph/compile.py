@@ -40,13 +40,12 @@ class MergeGraph:
         node: TensorNode = self.graph.nodes["tensor", output, tensor]["node"]
         return node
 
-    def pending(self) -> Iterator[tuple[OutputPlan, TensorPlan, TensorNode]]:
+    def pending(self) -> Iterator[tuple[OutputPlan, TensorPlan]]:
         """Yield the tensors that are not clean, inputs before what depends on them, then in plan order."""
         for plan in self.plans.values():
             for tensor in plan.tensors:
-                node = self.tensor(plan.output.name, tensor.name)
-                if node.state is not State.CACHED:
-                    yield plan, tensor, node
+                if self.tensor(plan.output.name, tensor.name).state is not State.CACHED:
+                    yield plan, tensor
 
 
 def compile_graph(plans: Sequence[OutputPlan], index: SourceIndex, catalog: Catalog) -> MergeGraph:
@@ -72,7 +71,7 @@ def expand_tensor(
 
     It is a graph of its own: the expansion of a large model is made and dropped tensor by tensor.
     """
-    recipe = TensorRecipe.of(plan.operator, tensor, node.recipe, plan.geometry)
+    recipe = TensorRecipe.of(plan.operator, tensor, plan.geometry)
     known = [index.blocks(slot.source, slot.info) if slot else None for slot in tensor.slots]
     holdings = [Holding.of_result(r) for r in catalog.candidates(tensor.name, tensor.dtype, tensor.shape)]
     graph = nx.DiGraph()

@@ -27,8 +27,8 @@ def block_key(recipe: bytes, inputs: Sequence[bytes], merged_elements: int) -> b
     return content_digest(b"".join((_BLOCK_TAG, recipe, *inputs, merged_elements.to_bytes(8, "little"))))
 
 
-def tensor_key(recipe: bytes, tensor: TensorPlan, geometry: Geometry, inputs: Sequence[bytes | None]) -> bytes:
+def tensor_key(tensor: TensorPlan, geometry: Geometry, inputs: Sequence[bytes | None]) -> bytes:
     """Return the action key of an output tensor from the tensor digests of its inputs (None: no input)."""
     return record_digest(
-        "merge-tensor", recipe, tensor.shape, geometry.block_elements, tensor.common_rows, tuple(inputs)
+        "merge-tensor", tensor.recipe, tensor.shape, geometry.block_elements, tensor.common_rows, tuple(inputs)
     )

@@ -49,7 +49,6 @@ class TensorNode:
 
     output: str
     tensor: str
-    recipe: bytes
     key: bytes | None
     result: Result | None
 

@@ -6,7 +6,6 @@ from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.graph.keys import tensor_key
 from mergepipe.graph.nodes import TensorNode
-from mergepipe.plan.recipe import recipe_digest
 from mergepipe.plan.values import OutputPlan, TensorPlan
 
 
@@ -14,13 +13,11 @@ def tensor_nodes(plan: OutputPlan, index: SourceIndex, catalog: Catalog) -> tupl
     """Return the node of every tensor of an output, in the plan's order."""
     nodes = []
     for tensor in plan.tensors:
-        recipe = recipe_digest(plan.operator, tensor)
-        key = current_key(plan, tensor, recipe, index)
+        key = current_key(plan, tensor, index)
         nodes.append(
             TensorNode(
                 output=plan.output.name,
                 tensor=tensor.name,
-                recipe=recipe,
                 key=key,
                 result=catalog.result(key) if key else None,
             )
@@ -28,9 +25,9 @@ def tensor_nodes(plan: OutputPlan, index: SourceIndex, catalog: Catalog) -> tupl
     return tuple(nodes)
 
 
-def current_key(plan: OutputPlan, tensor: TensorPlan, recipe: bytes, index: SourceIndex) -> bytes | None:
+def current_key(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> bytes | None:
     """Return a tensor's action key, or None while an input's content is not known."""
     digests = [index.tensor(slot.source, slot.info) if slot else None for slot in tensor.slots]
     if any(digest is None and slot is not None for digest, slot in zip(digests, tensor.slots, strict=True)):
         return None
-    return tensor_key(recipe, tensor, plan.geometry, digests)
+    return tensor_key(tensor, plan.geometry, digests)

@@ -10,8 +10,8 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.digest import DIGEST_SIZE, source_digest
 from mergepipe.dtypes import DTYPES
-from mergepipe.engine.finish import FinishedOutput
 from mergepipe.engine.meter import Meter
+from mergepipe.engine.results import FinishedOutput
 from mergepipe.graph.blocks import TensorRecipe, plan_block
 from mergepipe.lockfile.manifest import truncate_digests
 from mergepipe.lockfile.manifest_records import Manifest, ManifestInput, ManifestTensor, ParameterSet, RunFacts
@@ -27,7 +27,6 @@ from mergepipe.lockfile.records import (
     LockedTensor,
 )
 from mergepipe.mergefile.schema import Mergefile, Rule, Source
-from mergepipe.plan.recipe import recipe_digest
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
 
 FULL_BUDGET = "full"
@@ -119,7 +118,7 @@ def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> 
     """Return the counts of one tensor; every input must be known."""
     if tensor.decision is Decision.EQUAL:
         return ContentCounts(total=0, zero=0, shared=0)
-    recipe = TensorRecipe.of(plan.operator, tensor, recipe_digest(plan.operator, tensor), plan.geometry)
+    recipe = TensorRecipe.of(plan.operator, tensor, plan.geometry)
     packed = [index.blocks(slot.source, slot.info) if slot else None for slot in tensor.slots]
     total = zero = shared = 0
     for block in range(recipe.grid.count):

@@ -1,10 +1,14 @@
-"""The few pieces of arithmetic that operators share: rounding of coefficients, ordered sums, safe divisors."""
+"""The few pieces of arithmetic that operators share: rounding of coefficients, ordered sums, safe divisors.
+
+Coefficients are handled without numpy, so that planning does not need it. A float32 sum of two float32 values is the
+float64 sum rounded once more: float64 has more than twice the digits plus two, so the second rounding changes nothing.
+"""
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterable, Sequence
-
-import numpy as np
 
 from mergepipe.errors import OperatorError
 from mergepipe.operators.contract import Array, BlockInputs
@@ -14,19 +18,28 @@ from mergepipe.operators.contract import Array, BlockInputs
 CANCELLATION = 1e-6
 
 
+def _round(value: float, work: str) -> float:
+    """Return a value rounded to nearest even in the work dtype."""
+    if work == "float64":
+        return value
+    try:
+        (result,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return float(result)
+
+
 def rounded(values: Iterable[float], work: str) -> tuple[float, ...]:
     """Return the values rounded to the work dtype (``float32`` or ``float64``), as Python floats."""
-    kind = np.float64 if work == "float64" else np.float32
-    return tuple(float(kind(value)) for value in values)
+    return tuple(_round(value, work) for value in values)
 
 
 def ordered_sum(values: Sequence[float], work: str) -> float:
     """Return the sum from left to right, rounded to the work dtype after every addition."""
-    kind = np.float64 if work == "float64" else np.float32
-    total = kind(0)
+    total = 0.0
     for value in values:
-        total = kind(total + kind(value))
-    return float(total)
+        total = _round(total + _round(value, work), work)
+    return total
 
 
 def normaliser(weights: Sequence[float], work: str) -> float:

@@ -5,7 +5,7 @@ Pure: no file is opened and the cache is not asked, so two machines with the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
@@ -17,10 +17,9 @@ from mergepipe.errors import MergepipeError, PlanError, raise_collected
 from mergepipe.mergefile.resolve import unmatched_rules
 from mergepipe.mergefile.schema import Output
 from mergepipe.operators.contract import Operator
-from mergepipe.plan.layout import ShardLayout, TensorSlot, lay_out
-from mergepipe.plan.recipe import recipe_digest
+from mergepipe.plan.layout import TensorSlot, lay_out
 from mergepipe.plan.tensors import Family, plan_tensors
-from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.plan.values import Decision, InputRef, OutputPlan
 
 _NAMED = 3
 
@@ -62,7 +61,6 @@ def plan_output(
         expert_bytes=0,
         base_bytes=0,
         expert_blocks=0,
-        digest=_plan_digest(output, operator, geometry, tensors, layout),
     )
     return _with_costs(plan)
 
@@ -172,17 +170,15 @@ def _read_bytes(slot: InputRef, blocks: int, geometry: Geometry) -> int:
     return slot.grid(geometry).byte_range(blocks - 1)[1] if blocks else 0
 
 
-def _plan_digest(
-    output: Output, operator: Operator, geometry: Geometry, tensors: Sequence[TensorPlan], layout: ShardLayout
-) -> bytes:
-    """Return the digest of all that is decided here; access is full: every (expert, block) at the exact level."""
+def plan_digest(plan: OutputPlan) -> bytes:
+    """Return the digest of all that a plan decides; access is full: every (expert, block) at the exact level."""
     entries = [
         (
             tensor.name,
-            recipe_digest(operator, tensor),
+            tensor.recipe,
             tuple((slot.source, slot.info.name) if slot else None for slot in tensor.slots),
         )
-        for tensor in tensors
+        for tensor in plan.tensors
     ]
-    headers = [shard.header for shard in layout.shards]
-    return record_digest("plan", output.name, geometry.block_elements, "full", entries, headers)
+    headers = [shard.header for shard in plan.layout.shards]
+    return record_digest("plan", plan.output.name, plan.geometry.block_elements, "full", entries, headers)

@@ -1,27 +1,38 @@
-"""The recipe of a tensor: the part of its action key that does not depend on the inputs' content."""
+"""The recipe of a tensor: the part of its action key that does not depend on the inputs' content.
+
+Names do not enter, so equal work on equal content is done once, wherever it appears.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mergepipe.digest import record_digest
-from mergepipe.operators.contract import Operator
-from mergepipe.plan.values import Decision, TensorPlan
+from mergepipe.operators.contract import Operator, TensorParams
 
 
-def recipe_digest(operator: Operator, tensor: TensorPlan) -> bytes:
-    """Return the digest of operator, version, parameters, dtypes and decision: all that turns inputs into values.
+def merge_recipe(
+    operator: Operator, params: bytes, work: str, dtype: str, input_dtypes: Sequence[str | None]
+) -> bytes:
+    """Return the digest of operator, version, parameters and dtypes.
 
-    Names do not enter, so equal work on equal content is done once, wherever it appears. A tensor that is only
-    copied does not depend on the operator.
+    Parameters
+    ----------
+    params
+        The digest of the tensor's resolved parameters (`params_digest`).
+    input_dtypes
+        Per slot the dtype of the input, None where there is none.
     """
-    if tensor.decision is Decision.EQUAL:
-        return record_digest("recipe.equal", tensor.dtype)
     return record_digest(
-        "recipe.merge",
-        operator.signature.name,
-        operator.version,
-        tensor.params.values,
-        tensor.params.experts,
-        tensor.work,
-        tensor.dtype,
-        tuple(slot.info.dtype if slot else None for slot in tensor.slots),
+        "recipe.merge", operator.signature.name, operator.version, params, work, dtype, tuple(input_dtypes)
     )
+
+
+def params_digest(params: TensorParams) -> bytes:
+    """Return the digest of resolved parameters."""
+    return record_digest("params", params.values, params.experts)
+
+
+def equal_recipe(dtype: str) -> bytes:
+    """Return the digest for a tensor that is only copied: it does not depend on the operator."""
+    return record_digest("recipe.equal", dtype)

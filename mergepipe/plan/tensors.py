@@ -18,6 +18,7 @@ from mergepipe.errors import MergepipeError, OperatorError, PlanError
 from mergepipe.mergefile.resolve import resolve
 from mergepipe.mergefile.schema import Output
 from mergepipe.operators.contract import Operator, Prepared, TensorParams
+from mergepipe.plan.recipe import equal_recipe, merge_recipe, params_digest
 from mergepipe.plan.values import Decision, InputRef, TensorPlan
 
 # At most this many tensors are named in one message; the rest is counted.
@@ -74,6 +75,8 @@ class _Preparer:
         self._family = family
         self._params: dict[object, TensorParams] = {}
         self._prepared: dict[tuple[int, str], Prepared] = {}
+        self._digests: dict[int, bytes] = {}
+        self._recipes: dict[object, bytes] = {}
 
     def params(self, name: str, layers: LayerMap) -> TensorParams:
         """Return the resolved parameters of a tensor; equal ones are one object."""
@@ -95,6 +98,18 @@ class _Preparer:
         return self._prepared[key]
 
 
+    def recipe(self, params: TensorParams, work: str, dtype: str, slots: Sequence[InputRef | None]) -> bytes:
+        """Return the recipe digest of a tensor; computed once per distinct set of what it is made of."""
+        dtypes = tuple(slot.info.dtype if slot else None for slot in slots)
+        key = (id(params), work, dtype, dtypes)
+        if key not in self._recipes:
+            if id(params) not in self._digests:
+                self._digests[id(params)] = params_digest(params)
+            digest = self._digests[id(params)]
+            self._recipes[key] = merge_recipe(self._family.operator, digest, work, dtype, dtypes)
+        return self._recipes[key]
+
+
 def _plan_tensor(
     family: Family,
     info: TensorInfo,
@@ -113,7 +128,7 @@ def _plan_tensor(
     present = {source: tensor for source, tensor in found.items() if tensor is not None}
     base = family.output.base if family.output.base in family.checkpoints else None
     if any(not is_mergeable(tensor.dtype) for tensor in (info, *present.values())):
-        return _plan_equal(family, info, present, params, preparer, problems)
+        return _plan_equal(family, info, present, params, problems)
     common = _common_rows(family, info, present, params, problems)
     if common is None:
         return None
@@ -125,16 +140,19 @@ def _plan_tensor(
     )
     tail = common if common != _rows(info.shape) else None
     needs_base = (family.operator.uses_base and base is not None) or tail is not None
+    dtype = family.output.write.dtype or info.dtype
+    reference = InputRef(source=family.definer, info=info) if needs_base else None
     return TensorPlan(
         name=info.name,
-        dtype=family.output.write.dtype or info.dtype,
+        dtype=dtype,
         shape=info.shape,
         decision=Decision.MERGE,
-        base=InputRef(source=family.definer, info=info) if needs_base else None,
+        base=reference,
         experts=experts,
         params=params,
         prepared=prepared,
         work=work,
+        recipe=preparer.recipe(params, work, dtype, (reference, *experts)),
         common_rows=tail,
     )
 
@@ -163,7 +181,6 @@ def _plan_equal(
     info: TensorInfo,
     present: Mapping[str, TensorInfo],
     params: TensorParams,
-    preparer: _Preparer,
     problems: _Problems,
 ) -> TensorPlan | None:
     """Plan a tensor that is copied because it cannot be merged: all sources must agree in dtype, shape and bytes."""
@@ -185,6 +202,7 @@ def _plan_equal(
         params=params,
         prepared=Prepared(coefficients=(0.0,) * len(family.experts)),
         work="float32",
+        recipe=equal_recipe(info.dtype),
     )
 
 

@@ -53,6 +53,8 @@ class TensorPlan:
         The resolved parameters, and what the operator made of them.
     work
         ``float32`` or ``float64``.
+    recipe
+        The digest of all that turns inputs into values (`mergepipe.plan.recipe`).
     common_rows
         With ``rows = "common"`` and differing row counts: how many leading rows are merged; otherwise None.
     """
@@ -66,6 +68,7 @@ class TensorPlan:
     params: TensorParams
     prepared: Prepared
     work: str
+    recipe: bytes
     common_rows: int | None = None
 
     @property
@@ -117,7 +120,6 @@ class OutputPlan:
     expert_bytes: int
     base_bytes: int
     expert_blocks: int
-    digest: bytes
 
     @property
     def blocks(self) -> int:

@@ -16,8 +16,8 @@ from mergepipe.cache.packs import PackStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.digest import format_digest
-from mergepipe.engine.finish import FinishedOutput
 from mergepipe.engine.meter import Meter
+from mergepipe.engine.results import FinishedOutput
 from mergepipe.errors import LockDiffersError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import replace_file

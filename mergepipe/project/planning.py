@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mergepipe.digest import format_digest
 from mergepipe.engine.limits import peak_memory
+from mergepipe.plan.output import plan_digest
 from mergepipe.plan.values import Decision, OutputPlan
 from mergepipe.project.reports import EXACT, PlannedOutput
 
@@ -27,7 +28,7 @@ def planned_output(plan: OutputPlan, workers: int, memory: int | None, rate: flo
         name=plan.output.name,
         path=plan.output.path,
         operator=plan.output.operator,
-        digest=format_digest(plan.digest),
+        digest=format_digest(plan_digest(plan)),
         tensors=len(plan.tensors),
         experts=experts,
         expert_bytes={"full": plan.expert_bytes, "planned": plan.expert_bytes},

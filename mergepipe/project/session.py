@@ -15,7 +15,7 @@ from mergepipe.cache.packs import PackStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
-from mergepipe.engine.finish import FinishedOutput
+from mergepipe.engine.results import FinishedOutput
 from mergepipe.fsio.locks import exclusive
 from mergepipe.lockfile.reader import read_lock
 from mergepipe.lockfile.records import LockedOutput, Lockfile
@@ -125,7 +125,7 @@ class Project:
         """
         started = time.monotonic()
         selected = select_outputs(self.mergefile, outputs)
-        if read_lock(self.lock_path) is None and locked:
+        if locked and not self.lock_path.exists():
             steps.refuse_changes(None, _EMPTY_LOCK, self.lock_path, self.mergefile.root)
         checkpoints, plans = self._plans(selected, force=force)
         with self._writing() as (catalog, waited):

@@ -102,3 +102,17 @@ def only_problem(text: str, path: Path = PATH) -> MergefileError:
 def line_of(text: str, part: str) -> int:
     """Return the line (from 1) at which ``part`` first occurs."""
     return text[: text.index(part)].count("\n") + 1
+
+
+def check(body: str, key_path: str, what: str, hint: str | None = None) -> None:
+    """Check the only problem of a Mergefile: its line (where ``@`` ends it), its key path, the rest of its message."""
+    text = SOURCES + body
+    error = only_problem(text.replace("@", ""))
+    line = text[: text.index("@")].count("\n") + 1
+    place = f"Mergefile.toml:{line}: {key_path}: "
+    assert error.message.startswith(place), error.message
+    assert error.message.removeprefix(place).replace("\n  ", "; ") == what
+    assert (error.facts["line"], error.facts["key_path"]) == (line, key_path)
+    if hint is not None:
+        assert error.hint is not None
+        assert hint in error.hint

@@ -14,9 +14,23 @@ BY_NAME = {signature.name: signature for signature in UPCOMING}
 
 def test_all_methods_of_the_family_are_there_once_and_none_is_available():
     names = [
-        "slerp", "nuslerp", "multislerp", "karcher", "ties", "dare_linear", "dare_ties", "della",
-        "della_linear", "breadcrumbs", "breadcrumbs_ties", "sce", "model_stock", "nearswap", "arcee_fusion",
-        "ram", "ramplus_tl",
+        "slerp",
+        "nuslerp",
+        "multislerp",
+        "karcher",
+        "ties",
+        "dare_linear",
+        "dare_ties",
+        "della",
+        "della_linear",
+        "breadcrumbs",
+        "breadcrumbs_ties",
+        "sce",
+        "model_stock",
+        "nearswap",
+        "arcee_fusion",
+        "ram",
+        "ramplus_tl",
     ]
     assert sorted(signature.name for signature in UPCOMING) == sorted(names)
     assert not any(signature.available for signature in UPCOMING)

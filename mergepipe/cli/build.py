@@ -1,0 +1,51 @@
+"""``mergepipe build``."""
+
+from __future__ import annotations
+
+import click
+
+from mergepipe.cli.command import Command
+from mergepipe.cli.options import SIZE
+from mergepipe.cli.progress import make_reporter
+from mergepipe.cli.render import build_lines
+from mergepipe.cli.session import Session, shown_path
+from mergepipe.errors import CancelledError
+
+_EXAMPLES = (
+    ("mergepipe build", "build all outputs"),
+    ("mergepipe build assistant", "build one"),
+    ("mergepipe build --locked", "in CI: fail if the lock would change"),
+    ("mergepipe build -j 4 --memory '2 GiB'", "use less of the machine"),
+)
+
+
+@click.command(cls=Command, examples=_EXAMPLES)
+@click.argument("outputs", metavar="[OUTPUT]...", nargs=-1)
+@click.option("--locked", is_flag=True, help="Fail with exit code 3 if Mergefile.lock would change.")
+@click.option("--force", is_flag=True, help="Replace output directories that mergepipe did not make.")
+@click.option("-j", "--workers", type=click.IntRange(min=1), metavar="N", help="Threads.  [default: one per processor]")
+@click.option("--memory", type=SIZE, help="Limit the memory for weights in flight, such as '2 GiB'.")
+@click.pass_obj
+def build(
+    session: Session, outputs: tuple[str, ...], locked: bool, force: bool, workers: int | None, memory: int | None
+) -> None:
+    """Build outputs and update Mergefile.lock.
+
+    Builds the outputs that are named, or all. Reads and computes only what changed since the last build; the previous
+    output stays in its place until the next one is complete.
+    """
+    options, console = session.options, session.console
+    with make_reporter(console, options) as reporter:
+        project = session.open_project(reporter, workers=workers, memory=memory)
+        try:
+            report = project.build(outputs, locked=locked, force=force)
+        except KeyboardInterrupt:
+            raise CancelledError("interrupted", hint="the next `mergepipe build` goes on from here") from None
+    if options.json_output:
+        console.json(report.as_json())
+        return
+    for output in report.outputs.values():
+        if options.verbose or output.state != "unchanged":
+            for decision in output.decisions:
+                console.note(decision)
+    console.result(build_lines(report, shown_path(project.mergefile.root), verbose=options.verbose))

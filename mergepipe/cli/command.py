@@ -1,0 +1,129 @@
+"""What our commands have in common: global options, examples in the help, and working in the directory of ``-C``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from mergepipe.cli.errors import UsageError, suggestion
+from mergepipe.cli.options import GlobalOption, global_options
+from mergepipe.cli.session import Session
+
+Examples = Sequence[tuple[str, str]]
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 82}
+
+
+class Command(click.Command):
+    """A command with the global options.
+
+    Parameters
+    ----------
+    examples
+        Command lines with what they do, shown by ``--help``.
+    """
+
+    def __init__(self, *arguments: Any, examples: Examples = (), **attributes: Any) -> None:
+        super().__init__(*arguments, **_with_common(attributes))
+        self.examples = examples
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command in the directory that ``-C`` names."""
+        with _entered(ctx.find_object(Session)):
+            return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command's own options, then the global ones."""
+        _write_options(self, ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        _write_examples(self.examples, formatter)
+
+
+class Group(click.Group):
+    """Commands under one name, with the global options; without a command it shows its help."""
+
+    def __init__(self, *arguments: Any, examples: Examples = (), **attributes: Any) -> None:
+        attributes = _with_common(attributes) | {"invoke_without_command": True, "subcommand_metavar": "COMMAND"}
+        super().__init__(*arguments, **attributes)
+        self.examples = examples
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, or show the help if none is given."""
+        session = ctx.find_object(Session)
+        if session is None or ctx.args or ctx._protected_args:  # noqa: SLF001 - click has no public name for them
+            return super().invoke(ctx)
+        if session.options.json_output:
+            raise UsageError("no command is given", hint=f"see `{ctx.command_path} --help`")
+        session.console.help(ctx.get_help())
+        return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name.
+
+        Raises
+        ------
+        UsageError
+            If there is no such command.
+        """
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
+            raise UsageError(
+                f"no such command: `{name}`",
+                hint=suggestion(name, self.commands) or f"commands are: {', '.join(self.commands)}",
+            )
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which people need them."""
+        return list(self.commands)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, then the options."""
+        self.format_commands(ctx, formatter)
+        _write_options(self, ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        _write_examples(self.examples, formatter)
+
+
+def _with_common(attributes: dict[str, Any]) -> dict[str, Any]:
+    parameters = [*(attributes.pop("params", None) or ()), *global_options()]
+    return attributes | {"params": parameters, "context_settings": _SETTINGS}
+
+
+@contextlib.contextmanager
+def _entered(session: Session | None) -> Iterator[None]:
+    directory = session.options.directory if session else None
+    with contextlib.ExitStack() as stack:
+        if directory is not None:
+            try:
+                stack.enter_context(contextlib.chdir(directory))
+            except OSError as error:
+                raise UsageError(f"cannot work in `{directory}`: {error.strerror}", path=directory) from None
+        yield
+
+
+def _write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    own, common = [], []
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None and isinstance(parameter, click.Option):
+            shared = isinstance(parameter, GlobalOption) or parameter.name in ("help", "version")
+            (common if shared else own).append(record)
+    for title, records in (("Options", own), ("Global options", common)):
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _write_examples(examples: Examples, formatter: click.HelpFormatter) -> None:
+    if examples:
+        with formatter.section("Examples"):
+            formatter.write_dl(examples, col_max=46)

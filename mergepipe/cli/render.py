@@ -1,0 +1,157 @@
+"""What people read of a report: lines of text, styled; the console takes the styles out where they are not wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from mergepipe.cli.tables import duration, fact, plain, rows, share
+from mergepipe.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from mergepipe.project.reports import (
+        Bound,
+        BuildReport,
+        CacheInfo,
+        OutputReport,
+        PlannedOutput,
+        PlanReport,
+        PruneReport,
+        StatusReport,
+    )
+
+Show = Callable[[str], str]
+"""Shows a path of the Mergefile to somebody in the current directory."""
+
+_STATES = {"built": "green", "up-to-date": "green", "stale": "yellow", "unbuilt": "yellow"}
+_SKIPPED = (("zero", "equal to the base"), ("shared", "equal to another"), ("omitted", "outside the budget"))
+
+
+def build_lines(report: BuildReport, show: Show, *, verbose: bool) -> Iterator[str]:
+    """Yield what a build did: a block for each output, then the lock."""
+    for output in report.outputs.values():
+        yield from _built(output, show, verbose=verbose)
+    yield f"{plain(show(report.lock_path))} {'updated' if report.lock_changed else 'unchanged'}"
+
+
+def _built(output: OutputReport, show: Show, *, verbose: bool) -> Iterator[str]:
+    took = f" in {duration(output.seconds)}" if output.state != "unchanged" else ""
+    yield f"{_heading(output.name, output.operator)}: {_state(output.state)}{took}"
+    yield from fact("path", [plain(show(output.path))])
+    reads = (output.expert_bytes["read"], output.base_bytes_read, output.index_bytes_read)
+    counts = output.blocks
+    if output.state == "unchanged" and not any((*reads, output.bytes_written, counts["computed"])):
+        yield from fact("reused", [f"{_all_blocks(counts['total'])}; nothing read, nothing written"])
+    else:
+        yield from fact("read", _reads(output) if any(reads) else ["nothing"])
+        yield from _skipped(output.expert_blocks)
+        work = [f"{counts['computed']:,} computed", f"{counts['cached']:,} reused", f"{counts['copied']:,} copied"]
+        yield from fact("blocks", [f"{counts['total']:,}: {work[0]}", *work[1:]])
+        yield from fact("written", [format_bytes(output.bytes_written) if output.bytes_written else "nothing"])
+    yield from _bound(output.bound, verbose=verbose)
+    if verbose:
+        planned, full = output.expert_bytes["planned"], output.expert_bytes["full"]
+        yield from fact("planned", [f"{format_bytes(planned)} of the experts' {format_bytes(full)}"])
+        yield from fact("digest", [plain(output.digest)])
+
+
+def _heading(name: str, operator: str) -> str:
+    return f"{click.style(plain(name), bold=True)} ({plain(operator)})"
+
+
+def _state(state: str) -> str:
+    return click.style(plain(state), fg=_STATES[state]) if state in _STATES else plain(state)
+
+
+def _all_blocks(count: int) -> str:
+    return f"all {format_count(count, 'block')}" if count != 1 else "the only block"
+
+
+def _reads(output: OutputReport) -> list[str]:
+    read, full = output.expert_bytes["read"], output.expert_bytes["full"]
+    experts = format_bytes(read) if read == full else f"{format_bytes(read)} of {format_bytes(full)}"
+    base, index = format_bytes(output.base_bytes_read), format_bytes(output.index_bytes_read)
+    return [f"experts {experts}", f"base {base}", f"index {index}"]
+
+
+def _skipped(expert_blocks: Mapping[str, int]) -> Iterator[str]:
+    """Yield why not every block of the experts was read."""
+    reasons = [f"{expert_blocks[key]:,} {why}" for key, why in _SKIPPED if expert_blocks[key]]
+    if reasons:
+        yield from fact("not read", [f"of {format_count(expert_blocks['total'], 'expert block')} {reasons[0]}", *reasons[1:]])
+
+
+def _bound(bound: Bound, *, verbose: bool) -> Iterator[str]:
+    if bound.kind == "exact":
+        if verbose:
+            yield from fact("bound", ["exact: the full-read merge"])
+        return
+    known = []
+    if bound.relative_to_update is not None:
+        known.append(f"{bound.relative_to_update * 100:.3g}% of the update")
+    if bound.absolute is not None:
+        known.append(f"{bound.absolute:.3g} in all")
+    how = {"certified": "at most ", "estimated": "about "}.get(bound.kind, "")
+    text = f"{plain(bound.kind)}: {how}{known[0]}" if known else "not known for this operator"
+    yield from fact("bound", [text, *known[1:]])
+
+
+def plan_lines(report: PlanReport, show: Show, *, verbose: bool) -> Iterator[str]:
+    """Yield what builds would read and make; the same whatever is cached."""
+    for output in report.outputs.values():
+        yield _heading(output.name, output.operator)
+        yield from _planned(output, show, verbose=verbose)
+
+
+def _planned(output: PlannedOutput, show: Show, *, verbose: bool) -> Iterator[str]:
+    yield from fact("path", [plain(show(output.path))])
+    if verbose:
+        yield from fact("plan", [plain(output.digest)])
+    yield from fact("tensors", [f"{output.tensors:,}", format_count(output.blocks["total"], "block")])
+    planned, full = output.expert_bytes["planned"], output.expert_bytes["full"]
+    part = "" if planned == full else f" of {format_bytes(full)} ({share(planned, full)})"
+    yield from fact("reads", [f"experts {format_bytes(planned)}{part}", f"base {format_bytes(output.base_bytes)}"])
+    if verbose:
+        sizes = [f"{plain(name)} {format_bytes(size)}" for name, size in output.experts.items()]
+        yield from fact("experts", sizes or ["none"])
+    omitted = output.expert_blocks["omitted"]
+    if omitted:
+        total = format_count(output.expert_blocks["total"], "expert block")
+        yield from fact("omitted", [f"{omitted:,} of {total}"])
+    yield from fact("writes", [f"{format_bytes(output.output_bytes)} in {format_count(output.shards, 'shard')}"])
+    yield from _bound(output.bound, verbose=verbose)
+    time = "no time known before the first build" if output.seconds is None else f"about {duration(output.seconds)}"
+    yield from fact("estimate", [time, f"{format_bytes(output.peak_memory_bytes)} of memory"])
+    for message in (*output.notes, *output.decisions):
+        yield f"  note: {plain(message)}"
+
+
+def status_lines(report: StatusReport, show: Show) -> Iterator[str]:
+    """Yield the state of each output with the reasons, then that of the lock."""
+    outputs = report.outputs.values()
+    table = [(click.style(plain(o.name), bold=True), _state(o.state), plain(show(o.path))) for o in outputs]
+    for line, output in zip(rows(table), outputs, strict=True):
+        yield line
+        yield from (f"  - {plain(reason)}" for reason in output.reasons)
+    yield f"{plain(show(report.lock_path))} is {plain(report.lock_state)}"
+
+
+def cache_info_lines(info: CacheInfo) -> Iterator[str]:
+    """Yield what the cache holds."""
+    yield f"cache {plain(info.path)}"
+    yield from fact("packs", [format_count(info.packs, "shard"), format_bytes(info.pack_bytes)])
+    yield from fact("staged", [format_bytes(info.staged_bytes)])
+    yield from fact("damaged", [format_bytes(info.quarantined_bytes)])
+    files, results = format_count(info.files, "source file"), format_count(info.results, "result")
+    yield from fact("catalog", [files, results, format_bytes(info.catalog_bytes)])
+
+
+def prune_lines(report: PruneReport) -> Iterator[str]:
+    """Yield what was removed from the cache."""
+    if report.removed or report.removed_bytes:
+        yield f"removed {format_count(report.removed, 'pack')}, {format_bytes(report.removed_bytes)} in all"
+    else:
+        yield "nothing to remove"
+    yield f"{format_bytes(report.kept_bytes)} of packs left"

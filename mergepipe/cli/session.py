@@ -1,0 +1,89 @@
+"""What a command works with: its options, its console, and the project that it opens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mergepipe.cli.console import Console
+from mergepipe.cli.options import GlobalOptions
+from mergepipe.errors import MergefileError
+from mergepipe.reporting import Reporter
+
+if TYPE_CHECKING:
+    from mergepipe.project import Project
+
+MERGEFILE = "Mergefile.toml"
+
+
+class Session:
+    """One run of the command line.
+
+    Parameters
+    ----------
+    options
+        The global options, filled in while the command line is parsed.
+    """
+
+    def __init__(self, options: GlobalOptions) -> None:
+        self.options = options
+        self.console = Console(options)
+
+    def open_project(
+        self, reporter: Reporter, *, workers: int | None = None, memory: int | None = None
+    ) -> Project:
+        """Open the project of the Mergefile that the options name, or the nearest one.
+
+        Raises
+        ------
+        MergefileError
+            If there is none, or for what is wrong in it.
+        """
+        path = Path(self.options.file) if self.options.file else find_mergefile(Path.cwd())
+        cache = self.options.cache_directory()
+        # The pipeline takes its time to import, which `--help` must not.
+        from mergepipe.project import open_project
+
+        return open_project(
+            path,
+            cache_dir=Path(cache) if cache is not None else None,
+            reporter=reporter,
+            workers=workers,
+            memory=memory,
+        )
+
+
+def find_mergefile(directory: Path) -> Path:
+    """Return the path of the Mergefile in a directory, or in the nearest one above; relative to the directory.
+
+    Raises
+    ------
+    MergefileError
+        If there is none up to the root.
+    """
+    for number, folder in enumerate((directory, *directory.parents)):
+        if (folder / MERGEFILE).is_file():
+            return Path(*[".."] * number, MERGEFILE)
+    misspelled = next((name for name in sorted(os.listdir(directory)) if name.lower() == MERGEFILE.lower()), None)
+    raise MergefileError(
+        f"there is no `{MERGEFILE}` in `{directory}` or above",
+        hint=f"the file `{misspelled}` must be called `{MERGEFILE}`"
+        if misspelled
+        else "`mergepipe init` writes one, `--file` names another",
+        path=str(directory),
+    )
+
+
+def shown_path(root: Path) -> Callable[[str], str]:
+    """Return what shows a path of the Mergefile in ``root`` to somebody in the current directory."""
+    here = os.getcwd()  # noqa: PTH109 - compared as text
+    if os.path.realpath(root) == os.path.realpath(here):
+        return str
+
+    def shown(path: str) -> str:
+        absolute = os.path.normpath(root / os.path.expanduser(path))  # noqa: PTH111 - as the Mergefile does it
+        return min(os.path.relpath(absolute, here), absolute, key=len)
+
+    return shown
