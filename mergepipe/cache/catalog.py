@@ -295,6 +295,11 @@ class Catalog:
         rows = self._rows("SELECT key, files, record FROM published WHERE path = ?", (self._path_key(directory),))
         return Published(key=rows[0][0], files=rows[0][1], record=rows[0][2]) if rows else None
 
+    def record_published_files(self, directory: Path, files: bytes) -> None:
+        """Record the present identities of files that were published into a directory."""
+        with self.transaction() as db:
+            db.execute("UPDATE published SET files = ? WHERE path = ?", (files, self._path_key(directory)))
+
     def record_published(self, directory: Path, published: Published) -> None:
         """Record what is being published into a directory."""
         with self.transaction() as db:

@@ -105,11 +105,14 @@ class PackStore:
 
 
 def hash_shard(path: Path, geometry: Geometry) -> bytes | None:
-    """Return the digest of a safetensors file from all of its bytes, or None if it is no valid one.
+    """Return the digest of a safetensors file from all of its bytes, or None if it is no valid one or unreadable.
 
     The same Merkle digest as a shard's in the lock: header bytes, then tensors of blocks.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
     try:
         size = os.fstat(fd).st_size
         header = read_header(fd, path, size, label="pack")
@@ -124,7 +127,7 @@ def hash_shard(path: Path, geometry: Geometry) -> bytes | None:
             )
             digests.append(tensor_digest(tensor.dtype, tensor.shape, blocks))
         return record_digest("shard", content_digest(bytes(raw)), tuple(digests))
-    except (FormatError, SourceChangedError):
+    except (OSError, FormatError, SourceChangedError):
         return None
     finally:
         os.close(fd)

@@ -23,7 +23,9 @@ _EXAMPLES = (
 @click.argument("outputs", metavar="[OUTPUT]...", nargs=-1)
 @click.option("--locked", is_flag=True, help="Fail with exit code 3 if Mergefile.lock would change.")
 @click.option("--force", is_flag=True, help="Replace output directories that mergepipe did not make.")
-@click.option("-j", "--workers", type=click.IntRange(min=1), metavar="N", help="Threads.  [default: one per processor]")
+@click.option(
+    "-j", "--workers", type=click.IntRange(min=1), metavar="N", help="Threads.", show_default="one per processor"
+)
 @click.option("--memory", type=SIZE, help="Limit the memory for weights in flight, such as '2 GiB'.")
 @click.pass_obj
 def build(

@@ -111,7 +111,8 @@ def _entered(session: Session | None) -> Iterator[None]:
 
 
 def _write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    own, common = [], []
+    own: list[tuple[str, str]] = []
+    common: list[tuple[str, str]] = []
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
         if record is not None and isinstance(parameter, click.Option):

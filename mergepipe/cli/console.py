@@ -85,7 +85,7 @@ class Console:
             sys.stdout.write(self._shown(sys.stdout, text) + "\n")
             sys.stdout.flush()
         except OSError as error:
-            _discard(sys.stdout)
+            discard(sys.stdout)
             if isinstance(error, BrokenPipeError):
                 raise
             fail_storage(error, "standard output", "write to")
@@ -132,7 +132,7 @@ def _write_quietly(stream: TextIO | None, text: str) -> None:
             stream.flush()
 
 
-def _discard(stream: TextIO) -> None:
+def discard(stream: TextIO) -> None:
     """Let what a failed stream still holds go nowhere, or the interpreter complains about it at its end."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

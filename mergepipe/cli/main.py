@@ -21,6 +21,7 @@ from mergepipe._version import __version__
 from mergepipe.cli.build import build
 from mergepipe.cli.cache import cache
 from mergepipe.cli.command import Group
+from mergepipe.cli.console import discard
 from mergepipe.cli.errors import as_mergepipe_error
 from mergepipe.cli.init import init
 from mergepipe.cli.options import GlobalOptions
@@ -76,6 +77,7 @@ def run(argv: Sequence[str]) -> int:
     except click.exceptions.Exit as done:  # `--help` and `--version`
         return done.exit_code
     except BrokenPipeError:
+        discard(sys.stdout)
         return 1  # whoever read our output has left: there is nobody to tell
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last place where it can be told in words
         return _fail(session, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,7 +68,13 @@ def global_options() -> list[click.Parameter]:
     ]
 
 
-class _Size(click.ParamType):
+if TYPE_CHECKING:
+    _SizeType = click.ParamType[int]
+else:
+    _SizeType = click.ParamType  # not generic before click 8.5
+
+
+class _Size(_SizeType):
     name = "SIZE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:

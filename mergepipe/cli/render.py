@@ -80,7 +80,8 @@ def _skipped(expert_blocks: Mapping[str, int]) -> Iterator[str]:
     """Yield why not every block of the experts was read."""
     reasons = [f"{expert_blocks[key]:,} {why}" for key, why in _SKIPPED if expert_blocks[key]]
     if reasons:
-        yield from fact("not read", [f"of {format_count(expert_blocks['total'], 'expert block')} {reasons[0]}", *reasons[1:]])
+        total = format_count(expert_blocks["total"], "expert block")
+        yield from fact("not read", [f"of {total} {reasons[0]}", *reasons[1:]])
 
 
 def _bound(bound: Bound, *, verbose: bool) -> Iterator[str]:

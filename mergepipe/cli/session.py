@@ -31,9 +31,7 @@ class Session:
         self.options = options
         self.console = Console(options)
 
-    def open_project(
-        self, reporter: Reporter, *, workers: int | None = None, memory: int | None = None
-    ) -> Project:
+    def open_project(self, reporter: Reporter, *, workers: int | None = None, memory: int | None = None) -> Project:
         """Open the project of the Mergefile that the options name, or the nearest one.
 
         Raises

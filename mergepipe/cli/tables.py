@@ -14,7 +14,7 @@ _INDENT = "  "
 
 
 def plain(text: str) -> str:
-    """Return a name or a path for one line of text: what does not print is escaped, so that it cannot steer a terminal."""
+    """Return a name or a path for one line of text; what does not print, and could steer a terminal, is escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 

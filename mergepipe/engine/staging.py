@@ -46,8 +46,10 @@ class StagedShard:
         with self._lock:
             if self._fd is None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if self.resumed else os.O_TRUNC)
-                if not self.resumed:
-                    self.path.unlink(missing_ok=True)  # it may be read-only, left between two steps of a commit
+                if self.resumed:
+                    self.path.chmod(0o644)  # it is read-only if a build was killed between two steps of its commit
+                else:
+                    self.path.unlink(missing_ok=True)
                 fd = os.open(self.path, flags, 0o644)
                 try:
                     os.ftruncate(fd, self.shard.size)
@@ -85,8 +87,11 @@ class StagedShard:
             fail_storage(error, self.path, "write")
 
     def read(self, tensor: str, start: int, count: int) -> bytes:
-        """Return bytes of a tensor that were written before; fewer if the file does not hold them."""
-        return os.pread(self._open(), count, self.shard.offsets[tensor] + start)
+        """Return bytes of a tensor that were written before; fewer if they cannot be read, which is a miss."""
+        try:
+            return os.pread(self._open(), count, self.shard.offsets[tensor] + start)
+        except OSError:
+            return b""
 
     def close(self) -> None:
         """Close the file; it stays in staging."""

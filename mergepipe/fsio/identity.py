@@ -34,11 +34,18 @@ class FileIdentity:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> FileIdentity | None:
-        """Return the identity of the file at ``path`` (symlinks followed), or None if there is none."""
+        """Return the identity of the file at ``path`` (symlinks followed), or None if none can be looked at."""
         try:
             return cls.of(os.stat(path))
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
             return None
+
+    def same_content(self, other: FileIdentity) -> bool:
+        """Return whether all but ctime agree: a link was made or removed, or the mode changed, but no byte was written.
+
+        Only for files that were ours all the time; whoever can set an mtime can deceive it.
+        """
+        return (self.size, self.mtime_ns, self.inode) == (other.size, other.mtime_ns, other.inode)
 
     def granularity_ns(self) -> int:
         """Return the granularity to assume of this file's timestamps, in nanoseconds."""

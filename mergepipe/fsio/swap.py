@@ -104,6 +104,11 @@ def _two_step(staged: Path, target: Path) -> Path:
     return retired
 
 
+def has_leftovers(target: Path) -> bool:
+    """Return whether a killed run left anything beside ``target``."""
+    return any(os.path.lexists(path) for path in (staging_path(target), _retired_path(target), _journal_path(target)))
+
+
 def recover_swap(target: Path) -> Path | None:
     """Complete or undo what a killed run left beside ``target``; return a retired directory to salvage, if any.
 

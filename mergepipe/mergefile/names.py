@@ -35,17 +35,17 @@ class Names:
 
     def check(self, name: str, path: KeyPath, problems: Problems) -> bool:
         """Return whether ``name`` exists, recording at ``path`` that it does not."""
-        known = tuple(dict.fromkeys(self.sources + self.outputs))
+        known = dict.fromkeys(self.sources + self.outputs)
         if name in known:
             return True
-        among = short_listing(known)
+        known.pop(str(path[1]), None)  # the entry that refers to it cannot be what was meant
         hint = did_you_mean(name, known)
         if hint is None and ("/" in name or "\\" in name):
             hint = f"to merge a checkpoint, declare it first: `[sources.NAME]` with `path = {quoted(name)}`"
         problems.add(
             path,
             f"unknown source {code(name)}",
-            expected=None if among is None else among if len(known) == 1 else f"one of {among}",
+            expected=short_listing(known),
             hint=hint,
         )
         return False

@@ -80,10 +80,7 @@ def _known(
 def _names(signature: OperatorSignature, allowed: list[str]) -> str:
     """Return the operator's own parameter names in words; the common ones only where it has no others."""
     own = [name for name in allowed if name in {spec.name for spec in signature.params}]
-    listed = short_listing(own)
-    if listed is not None:
-        return listed if len(own) == 1 else f"one of {listed}"
-    return "no parameters here" if not own else "a parameter that it takes"
+    return "no parameters here" if not own else short_listing(own) or "a parameter that it takes"
 
 
 def _name_hint(name: str, path: KeyPath, specs: Mapping[str, ParamSpec], *, expert: bool) -> str | None:

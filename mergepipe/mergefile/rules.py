@@ -93,11 +93,10 @@ def _rule_experts(
     hint = "write `experts = { NAME = { weight = 0.5 } }`"
     for name, entry in table.tables(hint) if table is not None else ():
         if name not in experts:
-            among = short_listing(experts)
             entry.problems.add(
                 entry.path,
                 f"{code(name)} is not an expert of this output",
-                expected=None if among is None else among if len(experts) == 1 else f"one of {among}",
+                expected=short_listing(experts),
                 hint=did_you_mean(name, experts),
             )
         found[name] = read_params(entry, signature, expert=True)

@@ -123,14 +123,12 @@ class Table:
 
         ``hints`` says what is better than the nearest known name, for keys whose mistake is understood.
         """
-        among = short_listing(known)
-        expected = None if among is None else among if len(known) == 1 else f"one of {among}"
         for key in self.data:
             if key not in known:
                 meant = _meant(key, known)
                 hint = None if meant is None else f"did you mean {code(meant)}?"
                 hint = (hints or {}).get(key, hint)
-                self.problems.add(self.at(key), "unknown key", expected=expected, hint=hint)
+                self.problems.add(self.at(key), "unknown key", expected=short_listing(known), hint=hint)
                 self._mistyped += () if meant is None else (meant,)
 
 

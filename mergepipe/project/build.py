@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
@@ -21,7 +21,6 @@ from mergepipe.engine.results import FinishedOutput
 from mergepipe.errors import LockDiffersError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import replace_file
-from mergepipe.fsio.identity import FileIdentity
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.lockfile.assemble import (
     ContentCounts,
@@ -44,13 +43,14 @@ from mergepipe.project.facts import (
     KnownOutput,
     changed_facts,
     current_facts,
+    encode_files,
     encode_published,
     known_output,
 )
 from mergepipe.project.gather import target_of
 from mergepipe.project.reports import EXACT, OutputReport
 from mergepipe.publish.card import CARD, model_card
-from mergepipe.publish.directory import INDEX, MANIFEST, Contents, Publication, is_intact
+from mergepipe.publish.directory import INDEX, MANIFEST, Contents, Publication, recheck, settled_files, touched_files
 from mergepipe.publish.sidefiles import SideFile, side_files
 
 
@@ -64,6 +64,7 @@ class Prepared:
     target: Path
     known: KnownOutput | None
     reasons: tuple[str, ...]
+    only_touched: bool
 
     @property
     def unchanged(self) -> bool:
@@ -93,13 +94,16 @@ def prepare(
     declared = declared_output(plan, tokenizer, index)
     target = target_of(mergefile, plan.output)
     known = known_output(catalog, target)
+    reasons = _reasons(plan, declared, files, known, index, catalog)
+    touched = _touched(target, known) if known is not None and not reasons else ()
     return Prepared(
         plan=plan,
         declared=declared,
         side_files=files,
         target=target,
         known=known,
-        reasons=_reasons(plan, declared, files, target, known, index, catalog),
+        reasons=reasons or touched,
+        only_touched=bool(touched),
     )
 
 
@@ -111,7 +115,6 @@ def _reasons(
     plan: OutputPlan,
     declared: LockedOutput,
     files: tuple[SideFile, ...],
-    target: Path,
     known: KnownOutput | None,
     index: SourceIndex,
     catalog: Catalog,
@@ -124,12 +127,26 @@ def _reasons(
     facts = current_facts(plan, declared, tensor_nodes(plan, index, catalog), files, index)
     if facts is not None and facts.key() != known.key:
         return changed_facts(known.record.facts, facts) or ("its recipe changed",)
-    if not is_intact(target, known.files):
-        if not target.exists():
-            return ("its directory is gone",)
-        edited = [name for name, identity in known.files if FileIdentity.at(target / name) != identity]
-        return (f"files in its directory were changed: {', '.join(edited[:5])}",)
     return ()
+
+
+def _touched(target: Path, known: KnownOutput) -> tuple[str, ...]:
+    if not target.is_dir():
+        return ("its directory is gone",)
+    touched = touched_files(target, known.files)
+    return (f"files in its directory were touched: {', '.join(touched[:5])}",) if touched else ()
+
+
+def recheck_published(prepared: Prepared, catalog: Catalog) -> Prepared:
+    """Hash published files that were touched: an output whose content is what it should be stays as it is."""
+    known = prepared.known
+    if known is None or not prepared.only_touched:
+        return prepared
+    checked = recheck(prepared.target, known.files, prepared.plan.geometry)
+    if checked is None:
+        return prepared
+    catalog.record_published_files(prepared.target, encode_files(checked))
+    return replace(prepared, reasons=(), only_touched=False)
 
 
 def ready_unchanged(prepared: Prepared, lock_path: Path) -> Ready:
@@ -236,7 +253,9 @@ def write_lock(path: Path, old: Lockfile | None, new: Lockfile) -> bool:
 # --- publication --------------------------------------------------------------------------------------------------
 
 
-def publish(ready: Ready, mergefile: Mergefile, index: SourceIndex, catalog: Catalog, packs: PackStore) -> None:
+def publish(
+    ready: Ready, mergefile: Mergefile, index: SourceIndex, catalog: Catalog, packs: PackStore, *, force: bool
+) -> None:
     """Put a finished output into its directory; an unchanged one is left alone.
 
     Raises
@@ -257,7 +276,7 @@ def publish(ready: Ready, mergefile: Mergefile, index: SourceIndex, catalog: Cat
     )
     assert facts is not None, "every input of a finished output is known"
     record = render_lock(Lockfile(geometry=prepared.plan.geometry.id, sources=(), outputs=(ready.locked,)))
-    with Publication(prepared.target) as publication:
+    with Publication(prepared.target, force=force) as publication:
         files = publication.assemble(contents)
         with catalog.transaction():
             for shard in finished.shards:
@@ -267,6 +286,10 @@ def publish(ready: Ready, mergefile: Mergefile, index: SourceIndex, catalog: Cat
             )
         crash_point("publish.recorded")
         publication.swap()
+        with catalog.transaction():
+            for shard in finished.shards:
+                packs.refresh(shard.pack)
+            catalog.record_published_files(prepared.target, encode_files(settled_files(prepared.target, files)))
 
 
 def _contents(

@@ -15,7 +15,7 @@ from mergepipe.fsio.identity import FileIdentity
 from mergepipe.graph.nodes import TensorNode
 from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedOutput
 from mergepipe.plan.values import OutputPlan
-from mergepipe.publish.directory import PublishedFiles
+from mergepipe.publish.directory import PublishedFile, PublishedFiles
 from mergepipe.publish.sidefiles import SideFile
 
 # Bumped when what is written beside the weights changes form, so that older outputs are published again.
@@ -121,9 +121,17 @@ def changed_facts(old: Facts, new: Facts) -> tuple[str, ...]:
 
 def encode_published(facts: Facts, files: PublishedFiles, lock: str, expert_blocks: dict[str, int]) -> Published:
     """Return the catalog's form of a published output."""
-    rows = [(name, i.size, i.mtime_ns, i.ctime_ns, i.inode) for name, i in files]
     record = PublishedRecord(facts=facts, lock=lock, expert_blocks=expert_blocks)
-    return Published(key=facts.key(), files=msgspec.msgpack.encode(rows), record=msgspec.msgpack.encode(record))
+    return Published(key=facts.key(), files=encode_files(files), record=msgspec.msgpack.encode(record))
+
+
+def encode_files(files: PublishedFiles) -> bytes:
+    """Return the catalog's form of the files of a published output."""
+    rows = [
+        (f.name, f.digest, f.is_shard, f.identity.size, f.identity.mtime_ns, f.identity.ctime_ns, f.identity.inode)
+        for f in files
+    ]
+    return msgspec.msgpack.encode(rows)
 
 
 def known_output(catalog: Catalog, directory: Path) -> KnownOutput | None:
@@ -132,9 +140,12 @@ def known_output(catalog: Catalog, directory: Path) -> KnownOutput | None:
     if published is None:
         return None
     try:
-        rows = msgspec.msgpack.decode(published.files, type=list[tuple[str, int, int, int, int]])
+        rows = msgspec.msgpack.decode(published.files, type=list[tuple[str, bytes, bool, int, int, int, int]])
         record = msgspec.msgpack.decode(published.record, type=PublishedRecord)
     except msgspec.DecodeError:
         return None
-    files = tuple((name, FileIdentity(*identity)) for name, *identity in rows)
+    files = tuple(
+        PublishedFile(name=name, digest=digest, is_shard=is_shard, identity=FileIdentity(*identity))
+        for name, digest, is_shard, *identity in rows
+    )
     return KnownOutput(key=published.key, files=files, record=record)

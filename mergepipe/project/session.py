@@ -24,7 +24,7 @@ from mergepipe.mergefile.schema import Output
 from mergepipe.operators.registry import signatures
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
-from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs
+from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs, target_of
 from mergepipe.project.planning import planned_output
 from mergepipe.project.reports import (
     BuildReport,
@@ -34,6 +34,7 @@ from mergepipe.project.reports import (
     PruneReport,
     StatusReport,
 )
+from mergepipe.publish.directory import recover_output
 from mergepipe.reporting import Reporter, SilentReporter
 
 CACHE_DIRECTORY = ".mergecache"
@@ -132,12 +133,15 @@ class Project:
             if waited:  # another build may have written what was looked at before
                 checkpoints, plans = self._plans(selected, force=force)
             old = read_lock(self.lock_path)
+            for output in selected:
+                recover_output(target_of(self.mergefile, output))
             index = SourceIndex(catalog, checkpoints, self._geometry)
             prepared = [steps.prepare(plan, self.mergefile, checkpoints, index, catalog) for plan in plans]
 
             def lock_with(entries: Sequence[LockedOutput]) -> Lockfile:
                 return steps.next_lock(old, self.mergefile, entries, checkpoints, index, self._geometry.id)
 
+            prepared = [steps.recheck_published(p, catalog) for p in prepared]
             if locked:
                 new = lock_with([p.declared for p in prepared])
                 steps.refuse_declared_changes(old, new, self.lock_path, self.mergefile.root)
@@ -146,8 +150,8 @@ class Project:
             new = lock_with([r.locked for r in ready])
             if locked:
                 steps.refuse_changes(old, new, self.lock_path, self.mergefile.root)
-            for output in ready:
-                steps.publish(output, self.mergefile, index, catalog, packs)
+            for made in ready:
+                steps.publish(made, self.mergefile, index, catalog, packs, force=force)
             changed = steps.write_lock(self.lock_path, old, new)
         return BuildReport(
             lock_path=self.lock_path.name,

@@ -10,18 +10,21 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from mergepipe.cache.packs import hash_shard
+from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.digest import content_digest
 from mergepipe.errors import PublishError, fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import fsync_path, remove_tree, write_file
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.fsio.links import copy_file, place_file
 from mergepipe.fsio.locks import directory_lock
-from mergepipe.fsio.swap import recover_swap, staging_path, swap_in
+from mergepipe.fsio.swap import has_leftovers, recover_swap, staging_path, swap_in
 
 MANIFEST = "mergepipe.json"
 INDEX = "model.safetensors.index.json"
@@ -48,8 +51,17 @@ class Contents:
         return tuple(sorted({*self.links, *self.files}))
 
 
-PublishedFiles = tuple[tuple[str, FileIdentity], ...]
-"""The files of an output directory with their identities when they were published."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedFile:
+    """A file of an output directory: its identity when it was published, and its digest (a shard's is its pack's)."""
+
+    name: str
+    identity: FileIdentity
+    digest: bytes
+    is_shard: bool
+
+
+PublishedFiles = tuple[PublishedFile, ...]
 
 
 def check_target(target: Path, *, force: bool) -> None:
@@ -97,8 +109,9 @@ class Publication:
     Use as a context: it holds a lock on the parent directory, and cleans up what a failure leaves.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, *, force: bool) -> None:
         self.target = target
+        self._force = force
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Publication:
@@ -107,7 +120,12 @@ class Publication:
             self._stack.enter_context(directory_lock(self.target.parent))
         except OSError as error:
             fail_storage(error, self.target.parent, "prepare")
-        self.recover()
+        try:
+            self.recover()
+            check_target(self.target, force=self._force)  # again: somebody may have put something there meanwhile
+        except BaseException:
+            self._stack.close()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -151,7 +169,7 @@ class Publication:
                 _keep_user_files(self.target, staged, contents)
             _fsync_folders(staged)
             crash_point("publish.assembled")
-            return tuple((name, FileIdentity.of((staged / name).stat())) for name in contents.names)
+            return tuple(_published(staged, name, contents) for name in contents.names)
         except OSError as error:
             remove_tree(staged)
             fail_storage(error, self.target, "publish")
@@ -227,6 +245,64 @@ def _fsync_folders(root: Path) -> None:
         fsync_path(folder)
 
 
-def is_intact(target: Path, files: PublishedFiles) -> bool:
-    """Return whether every published file is still there with the identity that it was published with."""
-    return all(FileIdentity.at(target / name) == identity for name, identity in files)
+def _published(staged: Path, name: str, contents: Contents) -> PublishedFile:
+    pack = contents.links.get(name)
+    digest = content_digest(contents.files[name]) if pack is None else bytes.fromhex(pack.stem)
+    identity = FileIdentity.of((staged / name).stat())
+    return PublishedFile(name=name, identity=identity, digest=digest, is_shard=pack is not None)
+
+
+def recover_output(target: Path) -> None:
+    """Clean up what a killed run left beside an output directory.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses.
+    """
+    if has_leftovers(target):
+        with Publication(target, force=True):
+            pass
+
+
+def settled_files(target: Path, files: PublishedFiles) -> PublishedFiles:
+    """Return the files with the identities that they have after the swap.
+
+    Removing the previous directory drops links of shards that stayed the same, and with that changes their ctime.
+    """
+    settled = []
+    for file in files:
+        identity = FileIdentity.at(target / file.name)
+        moved = identity is not None and identity.same_content(file.identity)
+        settled.append(replace(file, identity=identity) if moved and identity else file)
+    return tuple(settled)
+
+
+def touched_files(target: Path, files: PublishedFiles) -> tuple[str, ...]:
+    """Return the published files that are gone, or do not have the identity that they were published with."""
+    return tuple(file.name for file in files if FileIdentity.at(target / file.name) != file.identity)
+
+
+def recheck(target: Path, files: PublishedFiles, geometry: Geometry) -> PublishedFiles | None:
+    """Hash the files that were touched; return all with their present identities, or None if any has other content.
+
+    Links and unlinks of a shared inode touch a file, as do a copy of the project or `touch`; none of them is a reason
+    to build again.
+    """
+    checked = []
+    for file in files:
+        path = target / file.name
+        identity = FileIdentity.at(path)
+        if identity is None or path.is_symlink():
+            return None
+        if identity != file.identity and _digest(path, file, geometry) != file.digest:
+            return None
+        checked.append(replace(file, identity=identity))
+    return tuple(checked)
+
+
+def _digest(path: Path, file: PublishedFile, geometry: Geometry) -> bytes | None:
+    try:
+        return hash_shard(path, geometry) if file.is_shard else content_digest(path.read_bytes())
+    except OSError:
+        return None

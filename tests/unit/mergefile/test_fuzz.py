@@ -142,7 +142,7 @@ KEYS = st.sampled_from(
 TREES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=5)),
-    max_leaves=20,
+    max_leaves=12,
 )
 
 

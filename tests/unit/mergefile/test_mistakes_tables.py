@@ -97,7 +97,7 @@ LAYERS = 'layers such as "8..16" (8 to 15: the end is not included)'
         (
             RULE + 'match = "a"\n[[outputs.m.rules]]\nmatch = "b"\nparams.wieght = 1@',
             "outputs.m.rules[1].params.wieght",
-            "unknown parameter of `linear`; expected one of `normalize` or `weight`",
+            "unknown parameter of `linear`; expected `normalize` or `weight`",
             "`weight`",
         ),
     ],
@@ -156,7 +156,7 @@ SIZE = 'invalid value; expected a size such as "5 GB" or "512 MiB", or a number 
         (
             "[outputs.m.write]\ntokenizer = 'bse'@",
             "write.tokenizer",
-            "unknown source `bse`; expected one of `base`, `math`, `code` or `m`",
+            "unknown source `bse`; expected `base`, `math` or `code`",
             "`base`",
         ),
     ],
