@@ -129,11 +129,12 @@ def read_header(fd: int, path: Path | str, size: int, *, label: str) -> Header:
         If it cannot be read.
     """
     file = _File(label, str(path), size)
-    head = _pread(fd, min(size, SNIFF_BYTES), 0)
-    stop = LENGTH_BYTES + _header_length(head, file)
-    data = head[:stop]
-    if len(data) < stop:
-        data += _pread(fd, stop - len(data), len(data))
+    # One byte more than the length: a header begins with a brace. No weight byte is read, whatever the file is like.
+    start = _pread(fd, min(size, LENGTH_BYTES + 1), 0)
+    if not _is_plausible(start, size):
+        start = _pread(fd, min(size, SNIFF_BYTES), 0)
+    stop = LENGTH_BYTES + _header_length(start, file)
+    data = start + _pread(fd, stop - len(start), len(start))
     if len(data) < stop:
         raise _header_cut(file, stop, len(data))
     root = _decode_header(data[LENGTH_BYTES:], file)
@@ -155,6 +156,12 @@ def _pread(fd: int, count: int, offset: int) -> bytes:
         count -= len(chunk)
         offset += len(chunk)
     return b"".join(chunks)
+
+
+def _is_plausible(start: bytes, size: int) -> bool:
+    """Return whether the first bytes of a file look like those of a safetensors file of this size."""
+    length = int.from_bytes(start[:LENGTH_BYTES], "little")
+    return start[LENGTH_BYTES:] == b"{" and 0 < length <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES)
 
 
 def _header_length(head: bytes, file: _File) -> int:

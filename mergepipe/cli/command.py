@@ -116,7 +116,7 @@ def _write_options(command: click.Command, ctx: click.Context, formatter: click.
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
         if record is not None and isinstance(parameter, click.Option):
-            shared = isinstance(parameter, GlobalOption) or parameter.name in ("help", "version")
+            shared = isinstance(parameter, GlobalOption) or parameter.opts[-1] in ("--help", "--version")
             (common if shared else own).append(record)
     for title, records in (("Options", own), ("Global options", common)):
         if records:

@@ -29,6 +29,7 @@ _NO_BASE = """\
 which one the others were trained from is not known, so the output is an average of all
 for task arithmetic, name it: `mergepipe init --force --base NAME`"""
 _NEXT = (
+    "",
     "look through it, then run",
     "  mergepipe plan    to see what a build reads and writes",
     "  mergepipe build   to build it",

@@ -80,8 +80,9 @@ def _skipped(expert_blocks: Mapping[str, int]) -> Iterator[str]:
     """Yield why not every block of the experts was read."""
     reasons = [f"{expert_blocks[key]:,} {why}" for key, why in _SKIPPED if expert_blocks[key]]
     if reasons:
+        count = sum(expert_blocks[key] for key, _ in _SKIPPED)
         total = format_count(expert_blocks["total"], "expert block")
-        yield from fact("not read", [f"of {total} {reasons[0]}", *reasons[1:]])
+        yield from fact("skipped", [f"{count:,} of {total}: {reasons[0]}", *reasons[1:]])
 
 
 def _bound(bound: Bound, *, verbose: bool) -> Iterator[str]:
@@ -110,7 +111,7 @@ def _planned(output: PlannedOutput, show: Show, *, verbose: bool) -> Iterator[st
     yield from fact("path", [plain(show(output.path))])
     if verbose:
         yield from fact("plan", [plain(output.digest)])
-    yield from fact("tensors", [f"{output.tensors:,}", format_count(output.blocks["total"], "block")])
+    yield from fact("tensors", [f"{output.tensors:,} in {format_count(output.blocks['total'], 'block')}"])
     planned, full = output.expert_bytes["planned"], output.expert_bytes["full"]
     part = "" if planned == full else f" of {format_bytes(full)} ({share(planned, full)})"
     yield from fact("reads", [f"experts {format_bytes(planned)}{part}", f"base {format_bytes(output.base_bytes)}"])

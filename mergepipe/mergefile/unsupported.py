@@ -67,6 +67,9 @@ def _output(output: Output, mergefile: Mergefile, problems: Problems) -> None:
         _unsupported(problems, (*path, "budget"), "`budget`", "budget", hint)
     if output.slices is not None:
         _unsupported(problems, (*path, "slices"), "`slices`", "slices")
+    if not output.publish:
+        hint = "remove it: an output that is not published makes sense only as the source of another"
+        _unsupported(problems, (*path, "publish"), "`publish = false`", "multi_stage", hint)
     for name, reference in references(output):
         if name in mergefile.outputs and name not in mergefile.sources:
             hint = f"build {code(name)} first, and declare its directory under `[sources]`"

@@ -1,0 +1,218 @@
+"""Command lines in processes forked from one that has imported mergepipe already.
+
+Importing takes several times longer than a small build. A fork server imports once and forks a process for each
+command line: a real process, that can be killed at any moment, at a tenth of the price.
+
+The server gives up root's right to ignore file modes, so that tests that run as root see what a user would see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from support.cli import Result, clean_environment
+
+_TESTS = Path(__file__).resolve().parents[1]
+_MESSAGE = 1 << 16
+TIMEOUT = 120.0
+
+
+# --- the side of the tests ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Forked:
+    """A command line that runs, or ran, in a process of its own."""
+
+    pid: int
+    started: float
+    status: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send it a signal; a process that is gone is left alone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def wait(self) -> Result:
+        """Wait for its end and return what it left."""
+        code = int(self.status.readline())
+        seconds = time.perf_counter() - self.started
+        texts = []
+        for file in (self.stdout, self.stderr):
+            file.seek(0)
+            texts.append(file.read().decode("utf-8", "replace"))
+            file.close()
+        self.status.close()
+        return Result(stdout=texts[0], stderr=texts[1], code=code, seconds=seconds)
+
+
+class ForkServer:
+    """A process that forks command lines of mergepipe. Use as a context.
+
+    Parameters
+    ----------
+    wrapper
+        The start of a command line that the server is started through, such as ``unshare -rm``.
+    env
+        Further environment of the server, and so of everything that it forks.
+    """
+
+    def __init__(self, wrapper: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(TIMEOUT)
+        argv = [*wrapper, sys.executable, "-m", "support.forked", str(theirs.fileno())]
+        paths = os.pathsep.join([str(_TESTS), str(_TESTS.parent)])
+        environment = clean_environment({"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", **(env or {})})
+        self._process = subprocess.Popen(
+            argv, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        theirs.close()
+        self.pid = int(self._socket.recv(_MESSAGE) or -1)
+        if self.pid < 0:
+            raise RuntimeError(f"the fork server did not start: exit code {self._process.wait()}")
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._socket.close()  # the server ends when it reads this
+        self._process.wait(TIMEOUT)
+
+    def view(self, path: Path) -> Path:
+        """Return the path under which we see a path of the server's mount namespace."""
+        return Path(f"/proc/{self.pid}/root") / path.relative_to("/")
+
+    def start(
+        self, args: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, *, prelude: str = ""
+    ) -> Forked:
+        """Start ``mergepipe ARGS`` in ``cwd``.
+
+        Parameters
+        ----------
+        env
+            Added to the server's environment.
+        prelude
+            Python code that the process runs first.
+        """
+        return self._send({"args": list(args), "cwd": str(cwd), "env": dict(env or {}), "prelude": prelude})
+
+    def run(
+        self, args: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, *, prelude: str = ""
+    ) -> Result:
+        """Run ``mergepipe ARGS`` in ``cwd`` to its end."""
+        return self.start(args, cwd, env, prelude=prelude).wait()
+
+    def execute(self, *argv: str) -> None:
+        """Run another program where the server is, such as ``mount``; it must succeed."""
+        result = self._send({"argv": list(argv), "cwd": "/", "env": {}}).wait()
+        if result.code != 0:
+            raise RuntimeError(f"{' '.join(argv)} failed: {result.text}")
+
+    def _send(self, request: Mapping[str, Any]) -> Forked:
+        ours, theirs = os.pipe()
+        stdout, stderr = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        started = time.perf_counter()
+        message = json.dumps(request).encode()
+        socket.send_fds(self._socket, [message], [theirs, stdout.fileno(), stderr.fileno()])
+        os.close(theirs)
+        status = open(ours, "rb")  # noqa: PTH123, SIM115 - a descriptor, closed by `wait`
+        return Forked(int(status.readline()), started, status, stdout, stderr)
+
+
+# --- the server ---------------------------------------------------------------------------------------------------
+
+
+def _serve(channel: socket.socket) -> None:
+    _obey_file_modes()
+    _import_everything()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the minders
+    channel.send(str(os.getpid()).encode())
+    while True:
+        message, fds, _, _ = socket.recv_fds(channel, _MESSAGE, 3)
+        if not message:
+            return
+        if os.fork() == 0:
+            channel.close()
+            _mind(json.loads(message), *fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def _mind(request: Mapping[str, Any], status: int, stdout: int, stderr: int) -> NoReturn:
+    """Start the process, say its number, wait for its end, and say how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        os.close(status)
+        _become(request, stdout, stderr)
+    os.write(status, f"{pid}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.write(status, f"{code}\n".encode())
+    os._exit(0)
+
+
+def _become(request: Mapping[str, Any], stdout: int, stderr: int) -> NoReturn:
+    code = 1
+    try:
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        os.closerange(3, 256)
+        os.chdir(request["cwd"])
+        os.environ.update(request["env"])
+        if "argv" in request:
+            os.execvp(request["argv"][0], request["argv"])
+        exec(request["prelude"], {})  # noqa: S102 - code of the tests
+        from mergepipe.cli.main import run
+
+        code = run(request["args"])
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _import_everything() -> None:
+    import mergepipe.cli.main
+    import mergepipe.engine.run
+    import mergepipe.project  # noqa: F401
+
+
+# linux/capability.h: version 3 of the call; the rights to pass over the modes of files and directories.
+_CAPABILITY_VERSION_3 = 0x20080522
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
+
+
+def _obey_file_modes() -> None:
+    """Give up root's right to read and write whatever the modes say. Without that right nothing changes."""
+    if os.geteuid() != 0 or not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    data = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high words
+    if libc.capget(header, data) == 0:
+        kept = ~(1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH)
+        data[0] &= kept
+        data[1] &= kept
+        libc.capset(header, data)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
