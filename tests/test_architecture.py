@@ -10,7 +10,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -146,19 +146,36 @@ def test_every_way_to_import_is_seen(module, text, expected):
     assert names == expected
 
 
-def test_other_packages_are_declared_dependencies():
+def foreign_imports(paths: Iterable[Path], ours: Collection[str]) -> dict[str, str]:
+    """Return the packages of others that modules import, each with one place where."""
+    found: dict[str, str] = {}
+    for path in paths:
+        for name, line in imported(tree_of(path), ".".join(path.relative_to(ROOT).with_suffix("").parts)):
+            top = name.partition(".")[0]
+            if top not in ours and top not in sys.stdlib_module_names:
+                found.setdefault(top, f"{path.relative_to(ROOT)}:{line}")
+    return found
+
+
+def declared(*extras: str) -> set[str]:
+    """Return what the dependencies, and those of some extras, are imported as."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    required = [*project["dependencies"], *(line for name in extras if name != "dev" for line in extras[name])]
-    names = [re.match(r"[\w.-]+", line)[0].lower() for line in required]
-    allowed = {"mergepipe", *(IMPORT_NAMES.get(name, name) for name in names)}
-    found = {
-        f"{name_of(path)}:{line} imports {name}"
-        for path in MODULES
-        for name, line in imported(tree_of(path), dotted(path))
-        if name.partition(".")[0] not in allowed | sys.stdlib_module_names
-    }
-    assert sorted(found) == []
+    lines = [*project["dependencies"], *(line for name in extras for line in project["optional-dependencies"][name])]
+    names = [re.match(r"[\w.-]+", line)[0].lower() for line in lines]
+    return {IMPORT_NAMES.get(name, name) for name in names}
+
+
+def test_the_package_imports_what_it_depends_on_and_nothing_else():
+    found = foreign_imports(MODULES, {"mergepipe"})
+    assert {name: where for name, where in found.items() if name not in declared("torch")} == {}
+    assert declared() - set(found) == set(), "these are declared and not used"
+
+
+def test_the_tests_import_what_the_project_declares():
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    ours = {"mergepipe", *(path.stem for path in (ROOT / "tests").iterdir())}
+    found = foreign_imports(tests, ours)
+    assert {name: where for name, where in found.items() if name not in declared("torch", "dev")} == {}
 
 
 def test_modules_are_small():

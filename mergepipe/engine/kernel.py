@@ -6,6 +6,7 @@ output buffer. Tiles are cut without regard to what they hold, so no result may 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from mergepipe.dtypes import numpy_dtype
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.operators.contract import BlockInputs
 
-TILE_ELEMENTS = 1 << 17
+# Measured with four experts on two cores: 2^15 to 2^17 are equal within noise, 2^18 is 8% slower.
+TILE_ELEMENTS = 1 << 16
 
 # The exponent bits of the 16-bit floats: all of them set means NaN or infinity.
 _EXPONENTS = {"F16": np.uint16(0x7C00), "BF16": np.uint16(0x7F80)}
@@ -29,7 +31,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._bytes: dict[object, Array] = {}
-        self._wide: dict[tuple[int, str], Array] = {}
+        self._wide: dict[tuple[object, str], Array] = {}
 
     def buffer(self, name: object, nbytes: int) -> memoryview:
         """Return ``nbytes`` writable bytes under a name; what was there before is lost."""
@@ -38,9 +40,9 @@ class Scratch:
             have = self._bytes[name] = np.empty(nbytes, np.uint8)
         return memoryview(have[:nbytes].data)
 
-    def wide(self, slot: int, work: str) -> Array:
-        """Return the tile buffer of a slot in the work dtype, ``(TILE_ELEMENTS,)``."""
-        key = (slot, work)
+    def tile(self, name: object, work: str) -> Array:
+        """Return the tile buffer of this name in the work dtype, ``(TILE_ELEMENTS,)``."""
+        key = (name, work)
         if key not in self._wide:
             self._wide[key] = np.empty(TILE_ELEMENTS, np.dtype(work))
         return self._wide[key]
@@ -78,16 +80,25 @@ def compute_block(
                     source = inputs[slot] if alias is not None else None
                     tiles.append(None if source is None else _widen(source[start:stop], slot, tensor.work, scratch))
             block = BlockInputs(
-                xp=xp, base=tiles[0], experts=tuple(tiles[1:]), shape=(stop - start,), dtype=work
+                xp=xp,
+                base=tiles[0],
+                experts=tuple(tiles[1:]),
+                shape=(stop - start,),
+                dtype=work,
+                scratch=functools.partial(_scratch_tile, scratch, tensor.work, stop - start),
             )
             result = recipe.operator.apply(block, tensor.prepared)
             np.copyto(out[start:stop], result, casting="unsafe")
 
 
+def _scratch_tile(scratch: Scratch, work: str, size: int, number: int) -> Array:
+    return scratch.tile(("scratch", number), work)[:size]
+
+
 def _widen(values: Array, slot: int, work: str, scratch: Scratch) -> Array:
     if values.dtype == np.dtype(work):
         return values
-    wide = scratch.wide(slot, work)[: values.size]
+    wide = scratch.tile(slot, work)[: values.size]
     np.copyto(wide, values, casting="unsafe")
     return wide
 

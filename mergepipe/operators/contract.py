@@ -12,7 +12,7 @@ are separate operations in expert order, and the caller rounds once to the outpu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -86,6 +86,9 @@ class BlockInputs:
         its delta is zero. Arrays may be shared between entries and must not be written to.
     shape, dtype
         Of the arrays, for operators that are left without any.
+    scratch
+        Returns the n-th of a few arrays of that shape and dtype to write into and to return: fresh memory costs more
+        than the arithmetic. The same number is the same array within a call, and between calls of one worker.
     """
 
     xp: Any
@@ -93,6 +96,7 @@ class BlockInputs:
     experts: tuple[Array | None, ...]
     shape: tuple[int, ...]
     dtype: Any
+    scratch: Callable[[int], Array]
 
 
 class Operator(ABC):
@@ -144,7 +148,7 @@ class Operator(ABC):
 
     @abstractmethod
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Any = None) -> Array:
-        """Return the merged values (work dtype, ``inputs.shape``) as an array that the caller may keep or overwrite."""
+        """Return the merged values (work dtype, ``inputs.shape``); valid until the next call with the same scratch."""
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return which input the result equals bit for bit, or None if it must be computed.

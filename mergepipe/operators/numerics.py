@@ -67,15 +67,16 @@ def weighted_sum(inputs: BlockInputs, coefficients: Sequence[float], *, deltas: 
 
     Every product and every addition is rounded on its own (no fused multiply-add), whatever the device.
     """
-    total: Array | None = None
+    xp, total = inputs.xp, None
     for array, coefficient in zip(inputs.experts, coefficients, strict=True):
         if array is None:
             continue
+        term = inputs.scratch(0 if total is None else 1)
         if deltas:
-            term = array - inputs.base
+            xp.subtract(array, inputs.base, out=term)
             term *= coefficient
         else:
-            term = array * coefficient
+            xp.multiply(array, coefficient, out=term)
         if total is None:
             total = term
         else:

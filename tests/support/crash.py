@@ -170,22 +170,30 @@ class Site:
         found = [name for name in os.listdir(self.root) if name not in known]
         if self.build.is_dir():
             found += [f"build/{name}" for name in os.listdir(self.build) if name not in OUTPUTS]
-        if self.cache.is_dir():
-            found += [f"staging/{name}" for name in os.listdir(self.cache / "staging")]
         return sorted(found)
+
+    def staged(self) -> list[str]:
+        """Return the names of the shards that are being made, or were when a build was killed."""
+        folder = self.cache / "staging"
+        return sorted(os.listdir(folder)) if folder.is_dir() else []
 
     def check_done(self, reference: Reference) -> None:
         """Check that everything is as a clean build makes it."""
-        assert {name: files_in(self.out(name)) for name in OUTPUTS} == reference.outputs
-        assert self.lock_bytes() == reference.lock
+        for name in OUTPUTS:
+            different = _differences(files_in(self.out(name)), reference.outputs[name])
+            assert not different, f"output {name} is not what a clean build makes: {different}"
+        assert self.lock_bytes() == reference.lock, "the lock is not what a clean build makes"
 
     def check_between(self, *allowed: Reference | None) -> None:
         """Check that every output, and the lock, is whole and of one of these versions; None: not there yet."""
         for name in OUTPUTS:
             found = files_in(self.out(name)) if os.path.lexists(self.out(name)) else None
-            assert found in [state and state.outputs[name] for state in allowed], f"{name} is of no version"
-            if found is not None:
-                assert problems(self.out(name)) == []
+            if found is None:
+                assert None in allowed, f"output {name} is gone"
+                continue
+            different = [_differences(found, state.outputs[name]) for state in allowed if state is not None]
+            assert not all(different), f"output {name} is of no version; it differs in {different}"
+            assert problems(self.out(name)) == [], f"output {name} is broken: {problems(self.out(name))}"
         locks = [state and state.lock for state in allowed]
         assert self.lock_bytes() in locks, "the lock is of no version"
 
@@ -232,13 +240,21 @@ def _data_offset(path: Path, tensor: str) -> int:
 
 
 def files_in(directory: Path) -> Files:
-    """Return every file below a directory with a digest of its bytes."""
+    """Return every file below a directory with a digest of its bytes; of a manifest without what the run cost."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {str(path.relative_to(directory)): _digest(path.read_bytes()) for path in paths}
+    return {str(path.relative_to(directory)): _digest(path.name, path.read_bytes()) for path in paths}
 
 
-def _digest(data: bytes) -> str:
+def _digest(name: str, data: bytes) -> str:
+    if name == MANIFEST:
+        record = json.loads(data)
+        del record["run"]
+        data = json.dumps(record).encode()
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _differences(first: Files, second: Files) -> list[str]:
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
 
 def problems(directory: Path) -> list[str]:

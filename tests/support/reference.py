@@ -1,0 +1,213 @@
+"""What the tensors of an output should be: a slow evaluation of a recipe that shares no code with mergepipe.
+
+Whole tensors at a time, plain numpy float32 (or float64) arrays; multiply and add are separate steps, in expert order;
+one rounding at the end, by scaling to integers. A recipe is an output's table as it stands in a Mergefile.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from support.checkpoints import as_dtype, header_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Array = NDArray[Any]
+Recipe = dict[str, Any]
+
+MERGED = ("F64", "F32", "F16", "BF16")
+# Bits of precision, smallest exponent, largest finite value.
+_PRECISION = {
+    "F16": (11, -14, 65504.0),
+    "BF16": (8, -126, float.fromhex("0x1.fep127")),
+    "F32": (24, -126, float.fromhex("0x1.fffffep127")),
+}
+
+
+def assert_same_tensors(got: Mapping[str, Array], want: Mapping[str, Array], *, zero_signs: bool = True) -> None:
+    """Assert equal names, dtypes, shapes and bits; NaN equals NaN, and zeros of either sign only where asked for."""
+    assert sorted(got) == sorted(want)
+    for name, expected in want.items():
+        array = got[name]
+        assert (array.dtype, array.shape) == (expected.dtype, expected.shape), name
+        if not same_bits(array, expected, zero_signs=zero_signs):
+            differ = np.flatnonzero(array.reshape(-1) != expected.reshape(-1))
+            raise AssertionError(f"{name}: differs at {differ[:8]}: {array.reshape(-1)[differ[:8]]} instead of "
+                                 f"{expected.reshape(-1)[differ[:8]]}")  # fmt: skip
+
+
+def same_bits(first: Array, second: Array, *, zero_signs: bool = True) -> bool:
+    """Return whether two arrays of one dtype hold the same bits, whatever the payload of a NaN."""
+    if header_name(first.dtype) not in MERGED:
+        return first.tobytes() == second.tobytes()
+    a, b = (np.array(array, dtype=np.float64).reshape(-1) for array in (first, second))
+    both_nan = np.isnan(a) & np.isnan(b)
+    signs = (np.signbit(a) == np.signbit(b)) if zero_signs else np.ones(a.shape, bool)
+    return bool((both_nan | ((a == b) & signs)).all())
+
+
+def round_to(values: Array, dtype: str) -> Array:
+    """Round float32 or float64 values once, to nearest even, to a dtype (header name)."""
+    wide = np.array(values, dtype=np.float64)
+    if dtype == "F64":
+        return wide
+    bits, smallest, largest = _PRECISION[dtype]
+    exponent = np.maximum(np.frexp(wide)[1] - 1, smallest) - (bits - 1)
+    with np.errstate(all="ignore"):
+        rounded = np.ldexp(np.rint(np.ldexp(wide, -exponent)), exponent)  # rint rounds half to even
+        rounded = np.where(np.abs(rounded) > largest, np.copysign(np.inf, rounded), rounded)
+        rounded = np.where(np.isfinite(wide), rounded, wide)
+        return np.asarray(rounded.astype(as_dtype(dtype)))  # exact: every value is one of the dtype's
+
+
+def linear(arrays: Sequence[Array], weights: Sequence[float], *, normalize: bool = True) -> Array:
+    """Return ``sum(w_i x_i) / sum(w_i)`` in the work dtype; an expert of weight 0 is no input."""
+    work = work_dtype([array for array, weight in zip(arrays, weights, strict=True) if np.float32(weight) != 0])
+    factors = [work.type(weight) for weight in weights]
+    divisor = _sum(factors, work) if normalize else work.type(1)
+    with np.errstate(all="ignore"):
+        terms = [
+            np.multiply(array.astype(work), factor)
+            for array, factor in zip(arrays, factors, strict=True)
+            if factor != 0
+        ]
+        total = _sum(terms, work) if terms else np.zeros(arrays[0].shape, work)
+        return total if divisor == 1 else np.divide(total, divisor)
+
+
+def task_arithmetic(
+    base: Array,
+    experts: Sequence[Array | None],
+    weights: Sequence[float],
+    *,
+    normalize: bool = False,
+    scale: float = 1.0,
+) -> Array:
+    """Return ``base + scale * (sum(w_i (x_i - base)) / (1 or sum(w_i)))``; None is a delta of zero."""
+    live = [(x, w) for x, w in zip(experts, weights, strict=True) if x is not None and np.float32(w) != 0]
+    live = live if np.float32(scale) != 0 else []
+    work = work_dtype([base, *(array for array, _ in live)])
+    divisor = _sum([work.type(weight) for weight in weights], work) if normalize else work.type(1)
+    wide = base.astype(work)
+    with np.errstate(all="ignore"):
+        terms = [np.multiply(np.subtract(array.astype(work), wide), work.type(weight)) for array, weight in live]
+        total = _sum(terms, work) if terms else np.zeros(base.shape, work)
+        total = total if divisor == 1 else np.divide(total, divisor)
+        return np.add(wide, total if work.type(scale) == 1 else np.multiply(total, work.type(scale)))
+
+
+def work_dtype(arrays: Iterable[Array]) -> np.dtype[Any]:
+    """Return float64 where an input is float64, else float32."""
+    return np.dtype(np.float64 if any(array.dtype == np.float64 for array in arrays) else np.float32)
+
+
+def _sum(values: Sequence[Any], work: np.dtype[Any]) -> Any:
+    """Return the sum of scalars or of arrays from left to right."""
+    total = values[0]
+    for value in values[1:]:
+        total = np.add(total, value, dtype=work)
+    return total
+
+
+def evaluate(recipe: Recipe, checkpoints: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
+    """Return every tensor of an output, evaluated from its recipe and whole checkpoints."""
+    experts = [{"source": e} if isinstance(e, str) else e for e in recipe["experts"]]
+    definer = base_of(recipe) or experts[0]["source"]
+    layers = 1 + max((layer for name in checkpoints[definer] if (layer := layer_of(name)) is not None), default=-1)
+    return {
+        name: _evaluate_tensor(recipe, checkpoints, definer, experts, name, layers) for name in checkpoints[definer]
+    }
+
+
+def base_of(recipe: Recipe) -> str | None:
+    """Return the base of a recipe; passthrough makes nothing of one."""
+    return recipe.get("base") if recipe["operator"] != "passthrough" else None
+
+
+def _evaluate_tensor(
+    recipe: Recipe,
+    checkpoints: Mapping[str, Mapping[str, Array]],
+    definer: str,
+    experts: Sequence[Recipe],
+    name: str,
+    layers: int,
+) -> Array:
+    own = checkpoints[definer][name]
+    if header_name(own.dtype) not in MERGED:
+        return own
+    outer, columns = parameters(recipe, experts, name, layers)
+    dtype = _header_dtype(recipe.get("write", {}).get("dtype")) or header_name(own.dtype)
+    found = [checkpoints[expert["source"]].get(name) for expert in experts]
+    rows = min(len(array) if array.ndim else 1 for array in (own, *(f for f in found if f is not None)))
+    cut = [array if array is None or not array.ndim else array[:rows] for array in found]
+    mine = own if not own.ndim else own[:rows]
+    match recipe["operator"]:
+        case "linear":
+            filled = [mine if array is None else array for array in cut]
+            merged = linear(filled, [c["weight"] for c in columns], normalize=outer["normalize"])
+        case "task_arithmetic":  # the base among the experts has no part in a sum of deltas
+            deltas = [
+                (array, column["weight"])
+                for expert, array, column in zip(experts, cut, columns, strict=True)
+                if expert["source"] != base_of(recipe)
+            ]
+            arrays, weights = [array for array, _ in deltas], [weight for _, weight in deltas]
+            merged = task_arithmetic(mine, arrays, weights, normalize=outer["normalize"], scale=outer["lambda"])
+        case "passthrough":
+            merged = linear([mine], [columns[0]["scale"]], normalize=False)
+    rounded = round_to(merged, dtype)
+    return rounded if not own.ndim else np.concatenate([rounded, round_to(own[rows:], dtype)])
+
+
+_DEFAULTS: Mapping[str, tuple[Recipe, Recipe]] = {
+    "linear": ({"normalize": True}, {"weight": 1.0}),
+    "task_arithmetic": ({"normalize": False, "lambda": 1.0}, {"weight": 1.0}),
+    "passthrough": ({}, {"scale": 1.0}),
+}
+
+
+def parameters(recipe: Recipe, experts: Sequence[Recipe], name: str, layers: int) -> tuple[Recipe, list[Recipe]]:
+    """Return the parameters of a tensor: those of the output, and those of each expert."""
+    outer, column = _DEFAULTS[recipe["operator"]]
+    given = recipe.get("params", {})
+    outer = outer | given
+    columns = [column | given | expert for expert in experts]
+    layer = layer_of(name)
+    for rule in recipe.get("rules", ()):
+        globs = rule.get("match", ["*"])
+        first, _, stop = rule.get("layers", "").partition("..")
+        if not any(fnmatch.fnmatchcase(name, glob) for glob in ([globs] if isinstance(globs, str) else globs)):
+            continue
+        if stop and (layer is None or not int(first) <= layer < int(stop)):
+            continue
+        general = rule.get("params", {})
+        outer = outer | general
+        special = rule.get("experts", {})
+        columns = [c | general | special.get(c["source"], {}) for c in columns]
+    outer = {key: _at(value, layer, layers) for key, value in outer.items()}
+    return outer, [{key: _at(value, layer, layers) for key, value in c.items()} for c in columns]
+
+
+def layer_of(name: str) -> int | None:
+    """Return the layer of a tensor of a small test model: ``layers.N`` somewhere in its name."""
+    found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return int(found[1]) if found else None
+
+
+def _at(value: Any, layer: int | None, layers: int) -> Any:
+    if not isinstance(value, list):
+        return value
+    if layer is None:
+        return value[0]
+    position = (layer / (layers - 1) if layers > 1 else 1.0) * (len(value) - 1)
+    return float(np.interp(position, range(len(value)), value))
+
+
+def _header_dtype(name: str | None) -> str | None:
+    return None if name is None else header_name(name)
