@@ -187,9 +187,7 @@ def test_modules_are_small():
 
 
 def test_functions_are_short():
-    lengths = {
-        f"{name_of(path)}:{name}": length for path in MODULES for name, length in functions(tree_of(path))
-    }
+    lengths = {f"{name_of(path)}:{name}": length for path in MODULES for name, length in functions(tree_of(path))}
     long = {name: length for name, length in lengths.items() if length > FUNCTION_LINES}
     assert set(long) - LONG_FUNCTIONS == set(), long
     assert LONG_FUNCTIONS - set(long) == set(), "take these off the list"

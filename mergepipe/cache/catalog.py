@@ -20,7 +20,7 @@ from mergepipe.cache.database import guarded, open_database
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.fsio.identity import FileIdentity
 
-# How many earlier results of a tensor are asked whether they hold a block: enough for switching between branches.
+# How many earlier results of a tensor under one recipe are asked for a block: enough to switch between branches.
 _CANDIDATES = 8
 # A build that moved less says nothing about the machine's speed.
 _MEASURED_BYTES = 1_000_000
@@ -50,8 +50,8 @@ class Result:
 
     Attributes
     ----------
-    key, digest
-        The tensor's action key and its content digest.
+    key, recipe, digest
+        The tensor's action key, the recipe that is part of it, and its content digest.
     block_keys, block_digests
         Packed, one per block.
     pack, offset
@@ -62,6 +62,7 @@ class Result:
     tensor: str
     dtype: str
     shape: tuple[int, ...]
+    recipe: bytes
     digest: bytes
     block_keys: bytes
     block_digests: bytes
@@ -202,12 +203,12 @@ class Catalog:
         rows = self._rows(f"SELECT {_RESULT_COLUMNS} FROM results WHERE key = ? LIMIT 1", (key,))
         return _result(rows[0]) if rows else None
 
-    def candidates(self, tensor: str, dtype: str, shape: tuple[int, ...]) -> tuple[Result, ...]:
-        """Return earlier results for a tensor of this name, dtype and shape, newest first: they may hold its blocks."""
+    def candidates(self, tensor: str, recipe: bytes, shape: tuple[int, ...]) -> tuple[Result, ...]:
+        """Return earlier results for a tensor of this name, recipe and shape, newest first: they may hold blocks."""
         rows = self._rows(
             f"SELECT {_RESULT_COLUMNS} FROM results"
-            " WHERE tensor = ? AND dtype = ? AND shape = ? AND block_elements = ? ORDER BY rowid DESC LIMIT ?",
-            (tensor, dtype, _shape_text(shape), self.block_elements, _CANDIDATES),
+            " WHERE recipe = ? AND tensor = ? AND shape = ? AND block_elements = ? ORDER BY rowid DESC LIMIT ?",
+            (recipe, tensor, _shape_text(shape), self.block_elements, _CANDIDATES),
         )
         return tuple(_result(row) for row in rows)
 
@@ -233,11 +234,13 @@ class Catalog:
 
     def _insert_results(self, db: sqlite3.Connection, results: Iterable[Result]) -> None:
         rows = [
-            (r.key, r.tensor, r.dtype, _shape_text(r.shape), r.digest, r.block_keys, r.block_digests, r.pack, r.offset)
+            (r.key, r.tensor, r.dtype, _shape_text(r.shape), r.recipe, r.digest, r.block_keys, r.block_digests, r.pack,
+             r.offset)
             for r in results
         ]
         db.executemany(
-            f"INSERT OR REPLACE INTO results ({_RESULT_COLUMNS}, block_elements) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT OR REPLACE INTO results ({_RESULT_COLUMNS}, block_elements)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [(*row, self.block_elements) for row in rows],
         )
 
@@ -327,7 +330,7 @@ class Catalog:
         return float(rows[0][0]) if rows else None
 
 
-_RESULT_COLUMNS = "key, tensor, dtype, shape, digest, block_keys, block_digests, pack, offset"
+_RESULT_COLUMNS = "key, tensor, dtype, shape, recipe, digest, block_keys, block_digests, pack, offset"
 
 
 def _insert_pack(db: sqlite3.Connection, name: str, identity: FileIdentity) -> None:
@@ -344,12 +347,13 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _result(row: tuple[Any, ...]) -> Result:
-    key, tensor, dtype, shape, digest, block_keys, block_digests, pack, offset = row
+    key, tensor, dtype, shape, recipe, digest, block_keys, block_digests, pack, offset = row
     return Result(
         key=key,
         tensor=tensor,
         dtype=dtype,
         shape=tuple(int(size) for size in str(shape).split(",") if size),
+        recipe=recipe,
         digest=digest,
         block_keys=block_keys,
         block_digests=block_digests,

@@ -45,13 +45,14 @@ CREATE TABLE results (
     dtype TEXT NOT NULL,
     shape TEXT NOT NULL,
     block_elements INTEGER NOT NULL,
+    recipe BLOB NOT NULL,
     digest BLOB NOT NULL,
     block_keys BLOB NOT NULL,
     block_digests BLOB NOT NULL,
     offset INTEGER NOT NULL,
-    PRIMARY KEY (key, pack)
+    PRIMARY KEY (key, pack, tensor)
 );
-CREATE INDEX results_by_tensor ON results (tensor, dtype, shape, block_elements);
+CREATE INDEX results_by_recipe ON results (recipe, tensor);
 CREATE INDEX results_by_pack ON results (pack);
 CREATE TABLE staged (
     shard TEXT NOT NULL,

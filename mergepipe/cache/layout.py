@@ -7,7 +7,7 @@
       build.lock                  held by the one process that builds
       catalog.db                  digests and results (SQLite)
       packs/<hex>.safetensors     finished shards, named by digest, read-only
-      staging/<hex>.safetensors   shards being written, kept for the next run if this one is killed
+      staging/<name>.safetensors   shards being written, kept for the next run if this one is killed
       quarantine/                 damaged packs, kept for a look
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mergepipe.cli.command import Command, Group
+from mergepipe.cli.command import Command, Group, show_help_if_alone
 from mergepipe.cli.options import SIZE
 from mergepipe.cli.progress import make_reporter
 from mergepipe.cli.render import cache_info_lines, prune_lines
@@ -27,11 +27,13 @@ _PRUNE_EXAMPLES = (
 
 
 @click.group(cls=Group, examples=_EXAMPLES)
-def cache() -> None:
+@click.pass_context
+def cache(context: click.Context) -> None:
     """Show what the cache holds, or make it smaller.
 
     The cache can be removed at any time: outputs keep their bytes, and the next build reads all sources again.
     """
+    show_help_if_alone(context)
 
 
 @cache.command(cls=Command, examples=_INFO_EXAMPLES)

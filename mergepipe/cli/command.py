@@ -51,16 +51,6 @@ class Group(click.Group):
         super().__init__(*arguments, **attributes)
         self.examples = examples
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, or show the help if none is given."""
-        session = ctx.find_object(Session)
-        if session is None or ctx.args or ctx._protected_args:  # noqa: SLF001 - click has no public name for them
-            return super().invoke(ctx)
-        if session.options.json_output:
-            raise UsageError("no command is given", hint=f"see `{ctx.command_path} --help`")
-        session.console.help(ctx.get_help())
-        return None
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -91,6 +81,22 @@ class Group(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
         _write_examples(self.examples, formatter)
+
+
+def show_help_if_alone(context: click.Context) -> None:
+    """Show the help of a group that was called without a command.
+
+    Raises
+    ------
+    UsageError
+        With ``--json``, which help is not.
+    """
+    session = context.find_object(Session)
+    if session is None or context.invoked_subcommand is not None:
+        return
+    if session.options.json_output:
+        raise UsageError("no command is given", hint=f"see `{context.command_path} --help`")
+    session.console.help(context.get_help())
 
 
 def _with_common(attributes: dict[str, Any]) -> dict[str, Any]:

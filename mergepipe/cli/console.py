@@ -54,10 +54,6 @@ class Console:
         """Say something that the user should look at, once; with ``--json`` as a line of JSON."""
         self._say("warning", message)
 
-    def mark_as_said(self, messages: Iterable[str]) -> None:
-        """Keep messages from being said: they are part of the result."""
-        self._said.update(messages)
-
     def progress(self, line: str) -> None:
         """Print a line about long work."""
         _write_quietly(sys.stderr, line)
@@ -121,7 +117,7 @@ def error_lines(error: MergepipeError) -> list[str]:
 def labelled(kind: str, message: str) -> str:
     """Return ``kind: message`` with the further lines of the message indented."""
     first, _, rest = plain_lines(message).partition("\n")
-    label = click.style(f"{kind}:", fg=_COLOURS[kind], bold=kind == "error")
+    label = click.style(f"{kind}:", fg=_COLOURS[kind], bold=kind == "error" or None)
     return f"{label} {first}" + ("\n" + textwrap.indent(textwrap.dedent(rest), "  ") if rest else "")
 
 

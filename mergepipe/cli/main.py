@@ -20,7 +20,7 @@ import click
 from mergepipe._version import __version__
 from mergepipe.cli.build import build
 from mergepipe.cli.cache import cache
-from mergepipe.cli.command import Group
+from mergepipe.cli.command import Group, show_help_if_alone
 from mergepipe.cli.console import discard
 from mergepipe.cli.errors import as_mergepipe_error
 from mergepipe.cli.init import init
@@ -40,8 +40,10 @@ _COMPLETION = "_MERGEPIPE_COMPLETE"
 
 @click.group(cls=Group, examples=_EXAMPLES)
 @click.version_option(__version__, prog_name="mergepipe", message="%(prog)s %(version)s")
-def mergepipe() -> None:
+@click.pass_context
+def mergepipe(context: click.Context) -> None:
     """Build merged model checkpoints from a Mergefile, rereading and recomputing only what changed."""
+    show_help_if_alone(context)
 
 
 for command in (init, build, plan, status, cache):

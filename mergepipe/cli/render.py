@@ -78,11 +78,11 @@ def _reads(output: OutputReport) -> list[str]:
 
 def _skipped(expert_blocks: Mapping[str, int]) -> Iterator[str]:
     """Yield why not every block of the experts was read."""
-    reasons = [f"{expert_blocks[key]:,} {why}" for key, why in _SKIPPED if expert_blocks[key]]
+    reasons = [(expert_blocks[key], why) for key, why in _SKIPPED if expert_blocks[key]]
     if reasons:
-        count = sum(expert_blocks[key] for key, _ in _SKIPPED)
-        total = format_count(expert_blocks["total"], "expert block")
-        yield from fact("skipped", [f"{count:,} of {total}: {reasons[0]}", *reasons[1:]])
+        count = f"{sum(number for number, _ in reasons):,} of {format_count(expert_blocks['total'], 'expert block')}"
+        parts = [f"{number:,} {why}" for number, why in reasons] if len(reasons) > 1 else [reasons[0][1]]
+        yield from fact("skipped", [f"{count}: {parts[0]}", *parts[1:]])
 
 
 def _bound(bound: Bound, *, verbose: bool) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _bound(bound: Bound, *, verbose: bool) -> Iterator[str]:
     if bound.relative_to_update is not None:
         known.append(f"{bound.relative_to_update * 100:.3g}% of the update")
     if bound.absolute is not None:
-        known.append(f"{bound.absolute:.3g} in all")
+        known.append(f"absolute {bound.absolute:.3g}")
     how = {"certified": "at most ", "estimated": "about "}.get(bound.kind, "")
     text = f"{plain(bound.kind)}: {how}{known[0]}" if known else "not known for this operator"
     yield from fact("bound", [text, *known[1:]])

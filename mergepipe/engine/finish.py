@@ -202,6 +202,7 @@ class ShardFinisher:
                 tensor=tensor.name,
                 dtype=tensor.dtype,
                 shape=tensor.shape,
+                recipe=tensor.recipe,
                 digest=finished.digest,
                 block_keys=bytes(member.keys),
                 block_digests=finished.block_digests,

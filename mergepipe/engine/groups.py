@@ -38,7 +38,7 @@ class GroupMaker:
     def work(self, plan: OutputPlan, tensor: TensorPlan) -> TensorWork:
         """Return the work for one output tensor."""
         name = (plan.output.name, tensor.name)
-        holdings = [Holding.of_result(r) for r in self._catalog.candidates(tensor.name, tensor.dtype, tensor.shape)]
+        holdings = [Holding.of_result(r) for r in self._catalog.candidates(tensor.name, tensor.recipe, tensor.shape)]
         if name in self._staged:
             holdings.insert(0, Holding.of_staged(self._staged[name]))
         return TensorWork(

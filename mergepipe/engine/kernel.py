@@ -85,10 +85,11 @@ def compute_block(
                 experts=tuple(tiles[1:]),
                 shape=(stop - start,),
                 dtype=work,
+                non_finite=tensor.params.values["non_finite"] == "allow",
                 scratch=functools.partial(_scratch_tile, scratch, tensor.work, stop - start),
             )
             result = recipe.operator.apply(block, tensor.prepared)
-            np.copyto(out[start:stop], result, casting="unsafe")
+            _round(result, out[start:stop])
 
 
 def _scratch_tile(scratch: Scratch, work: str, size: int, number: int) -> Array:
@@ -106,7 +107,29 @@ def _widen(values: Array, slot: int, work: str, scratch: Scratch) -> Array:
 def convert(values: Array, out: Array) -> None:
     """Copy values into the output dtype, rounding once to nearest even."""
     with np.errstate(all="ignore"):
-        np.copyto(out, values, casting="unsafe")
+        _round(values, out)
+
+
+def _round(values: Array, out: Array) -> None:
+    """Round values into ``out``, once."""
+    if values.dtype == np.float64 and out.dtype == numpy_dtype("BF16"):
+        values = _to_odd(values)
+    np.copyto(out, values, casting="unsafe")
+
+
+def _to_odd(values: Array) -> Array:
+    """Return float64 values as float32, inexact ones with an odd last bit, so that rounding further rounds only once.
+
+    bfloat16 is reached through float32; rounding to nearest twice would turn some values just above a tie into ties.
+    Source: Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding
+    to odd".
+    """
+    narrow = values.astype(np.float32)
+    wide = narrow.astype(np.float64)
+    bits = narrow.view(np.uint32)
+    bits -= np.abs(wide) > np.abs(values)  # towards zero; an overflow becomes the largest finite value
+    bits |= (wide != values) & np.isfinite(values)
+    return narrow
 
 
 def all_finite(values: Array, dtype: str) -> bool:

@@ -27,10 +27,11 @@ from mergepipe.engine.limits import block_bytes, job_blocks
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.results import FinishedOutput
-from mergepipe.engine.staging import StagedShard
+from mergepipe.engine.staging import StagedShard, abandoned
 from mergepipe.engine.work import Group, JobDone, TensorWork, jobs_of
 from mergepipe.errors import MergepipeError, SourceChangedError
 from mergepipe.fsio.crash import crash_point
+from mergepipe.fsio.durable import remove_tree
 from mergepipe.graph.compile import MergeGraph, compile_graph
 from mergepipe.plan.values import OutputPlan
 from mergepipe.reporting import Reporter
@@ -98,6 +99,7 @@ class Engine:
             self._record()
             finisher = ShardFinisher(self._catalog, self._packs, self._index, maker, pool, self._reporter)
             finished = {p.output.name: finisher.finish(p, graph, works, shards, meters[p.output.name]) for p in plans}
+            self._drop_abandoned(plans)
             self._index.check_unchanged()
             return finished
         finally:
@@ -130,6 +132,15 @@ class Engine:
                 else:
                     found.update({(plan.output.name, name): row for name, row in rows.items()})
         return found
+
+    def _drop_abandoned(self, plans: Iterable[OutputPlan]) -> None:
+        """Remove what killed builds left of layouts that these outputs no longer have."""
+        for plan in plans:
+            left = abandoned(self._catalog.layout.staging, plan.output.name)
+            if left:
+                self._catalog.drop_staged(path.stem for path in left)
+            for path in left:
+                remove_tree(path)
 
     # --- merging --------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,16 @@ from mergepipe.plan.layout import Shard
 
 def staged_name(output: str, shard: Shard) -> str:
     """Return the name of a shard in staging: the same output with the same layout finds it again."""
-    return record_digest("staged", output, shard.name, shard.header).hex()
+    return f"{_prefix(output)}-{record_digest('staged', shard.name, shard.header).hex()[:32]}"
+
+
+def _prefix(output: str) -> str:
+    return record_digest("output-name", output).hex()[:16]
+
+
+def abandoned(folder: Path, output: str) -> list[Path]:
+    """Return the staged shards of an output; once it is finished, they are of layouts that it no longer has."""
+    return sorted(folder.glob(f"{_prefix(output)}-*.safetensors"))
 
 
 class StagedShard:

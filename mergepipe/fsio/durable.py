@@ -55,7 +55,7 @@ def replace_file(path: Path, data: bytes, *, point: str) -> None:
     StorageError
         If the file system refuses; the old file is untouched then and no temporary file is left.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = _temporary(path)
     try:
         write_file(temporary, data)
         crash_point(f"{point}.written")
@@ -66,6 +66,16 @@ def replace_file(path: Path, data: bytes, *, point: str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         fail_storage(error, path, "write")
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def drop_temporary(path: Path) -> None:
+    """Remove what a `replace_file` of this path that was killed left behind."""
+    with contextlib.suppress(OSError):
+        _temporary(path).unlink(missing_ok=True)
 
 
 def remove_tree(path: Path) -> None:

@@ -73,7 +73,7 @@ def expand_tensor(
     """
     recipe = TensorRecipe.of(plan.operator, tensor, plan.geometry)
     known = [index.blocks(slot.source, slot.info) if slot else None for slot in tensor.slots]
-    holdings = [Holding.of_result(r) for r in catalog.candidates(tensor.name, tensor.dtype, tensor.shape)]
+    holdings = [Holding.of_result(r) for r in catalog.candidates(tensor.name, tensor.recipe, tensor.shape)]
     graph = nx.DiGraph()
     _add(graph, node)
     for block in range(recipe.grid.count):

@@ -103,8 +103,12 @@ class TaskArithmetic(Operator):
         """Return weights, divisor and scale; see `Operator.prepare`."""
         weights = rounded(params.column("weight"), work)
         (scale,) = rounded((params.number("lambda"),), work)
-        divisor = normaliser(weights, work) if params.values["normalize"] else 1.0
-        coefficients = weights if scale != 0 else (0.0,) * len(weights)
+        # The base among the experts is a zero delta: it neither adds anything nor counts in the normaliser.
+        counted = [weight for index, weight in enumerate(weights) if index != params.base_expert]
+        divisor = normaliser(counted, work) if params.values["normalize"] and counted else 1.0
+        coefficients = tuple(
+            0.0 if index == params.base_expert or scale == 0 else weight for index, weight in enumerate(weights)
+        )
         return Prepared(coefficients=coefficients, divisor=divisor, scale=scale)
 
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Any = None) -> Array:

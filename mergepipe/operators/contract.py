@@ -32,10 +32,13 @@ class TensorParams:
         The output-wide parameters by name, the common ones among them.
     experts
         The per-expert parameters by name, in expert order.
+    base_expert
+        Which expert is the base itself, None if it is not listed.
     """
 
     values: Mapping[str, Scalar]
     experts: tuple[Mapping[str, Scalar], ...]
+    base_expert: int | None = None
 
     def number(self, name: str) -> float:
         """Return an output-wide number."""
@@ -86,6 +89,8 @@ class BlockInputs:
         its delta is zero. Arrays may be shared between entries and must not be written to.
     shape, dtype
         Of the arrays, for operators that are left without any.
+    non_finite
+        Whether infinities and NaN may be among the values, so that equal values must not be subtracted blindly.
     scratch
         Returns the n-th of a few arrays of that shape and dtype to write into and to return: fresh memory costs more
         than the arithmetic. The same number is the same array within a call, and between calls of one worker.
@@ -96,6 +101,7 @@ class BlockInputs:
     experts: tuple[Array | None, ...]
     shape: tuple[int, ...]
     dtype: Any
+    non_finite: bool
     scratch: Callable[[int], Array]
 
 

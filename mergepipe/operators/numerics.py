@@ -48,9 +48,16 @@ def normaliser(weights: Sequence[float], work: str) -> float:
     Raises
     ------
     OperatorError
-        If the weights cancel (sum within `CANCELLATION` of zero, relative to their magnitudes) or are all zero.
+        If their sum overflows, if they cancel (sum within `CANCELLATION` of zero, relative to their magnitudes), or
+        if all are zero.
     """
     total = ordered_sum(weights, work)
+    if not math.isfinite(total):
+        raise OperatorError(
+            f"the weights sum to more than {work} can hold, so the merge cannot be normalised by their sum",
+            hint="scale the weights down: only their ratios matter when they are normalised",
+            weights=list(weights),
+        )
     if abs(total) <= CANCELLATION * sum(abs(weight) for weight in weights):
         shown = ", ".join(f"{weight:g}" for weight in weights)
         raise OperatorError(
@@ -74,6 +81,8 @@ def weighted_sum(inputs: BlockInputs, coefficients: Sequence[float], *, deltas: 
         term = inputs.scratch(0 if total is None else 1)
         if deltas:
             xp.subtract(array, inputs.base, out=term)
+            if inputs.non_finite:  # infinity minus infinity: where the expert equals the base, the delta is zero
+                term[array == inputs.base] = 0
             term *= coefficient
         else:
             xp.multiply(array, coefficient, out=term)

@@ -30,7 +30,7 @@ def merge_recipe(
 
 def params_digest(params: TensorParams) -> bytes:
     """Return the digest of resolved parameters."""
-    return record_digest("params", params.values, params.experts)
+    return record_digest("params", params.values, params.experts, params.base_expert)
 
 
 def equal_recipe(dtype: str) -> bytes:

@@ -39,6 +39,11 @@ class Family:
         """Source names of the experts, in expert order."""
         return tuple(expert.source for expert in self.output.experts)
 
+    @property
+    def base_expert(self) -> int | None:
+        """The position of the base among the experts, None if it is not one of them."""
+        return self.experts.index(self.output.base) if self.output.base in self.experts else None
+
     def tensor(self, source: str, name: str) -> TensorInfo | None:
         """Return a source's tensor of this name."""
         return self.checkpoints[source].tensors.get(name)
@@ -87,7 +92,9 @@ class _Preparer:
             tuple(tuple(sorted(expert.items())) for expert in resolved.experts),
         )
         if key not in self._params:
-            self._params[key] = TensorParams(values=resolved.params, experts=resolved.experts)
+            self._params[key] = TensorParams(
+                values=resolved.params, experts=resolved.experts, base_expert=family.base_expert
+            )
         return self._params[key]
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
@@ -132,12 +139,10 @@ def _plan_tensor(
     common = _common_rows(family, info, present, params, problems)
     if common is None:
         return None
-    work = _work_dtype(info, present, uses_base=family.operator.uses_base)
+    refs = [_expert_ref(family, info, source, present.get(source)) for source in family.experts]
+    work = _work_dtype(info, refs, preparer.prepare(params, "float64"), uses_base=family.operator.uses_base)
     prepared = preparer.prepare(params, work)
-    experts = tuple(
-        _expert_ref(family, info, source, present.get(source)) if live else None
-        for source, live in zip(family.experts, prepared.live, strict=True)
-    )
+    experts = tuple(ref if live else None for ref, live in zip(refs, prepared.live, strict=True))
     tail = common if common != _rows(info.shape) else None
     needs_base = (family.operator.uses_base and base is not None) or tail is not None
     dtype = family.output.write.dtype or info.dtype
@@ -160,14 +165,16 @@ def _plan_tensor(
 def _expert_ref(family: Family, info: TensorInfo, source: str, tensor: TensorInfo | None) -> InputRef | None:
     """Return what is read for an expert. One that lacks the tensor stands for the base: a zero delta, or its values."""
     if tensor is not None:
-        if family.operator.uses_base and source == family.output.base:
-            return None  # the base among the experts of an operator of deltas: a zero delta
         return InputRef(source=source, info=tensor)
     return None if family.operator.uses_base else InputRef(source=family.definer, info=info)
 
 
-def _work_dtype(info: TensorInfo, present: Mapping[str, TensorInfo], *, uses_base: bool) -> str:
-    inputs = [*present.values(), *([info] if uses_base else [])]
+def _work_dtype(
+    info: TensorInfo, refs: Sequence[InputRef | None], prepared: Prepared, *, uses_base: bool
+) -> str:
+    """Return float64 if any real input is float64: an expert of weight 0 is none, the base's stand-in is one."""
+    inputs = [ref.info for ref, live in zip(refs, prepared.live, strict=True) if ref is not None and live]
+    inputs += [info] if uses_base else []
     return "float64" if any(tensor.dtype == "F64" for tensor in inputs) else "float32"
 
 

@@ -20,7 +20,7 @@ from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.errors import LockDiffersError
 from mergepipe.fsio.crash import crash_point
-from mergepipe.fsio.durable import replace_file
+from mergepipe.fsio.durable import drop_temporary, replace_file
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.lockfile.assemble import (
     ContentCounts,
@@ -50,7 +50,16 @@ from mergepipe.project.facts import (
 from mergepipe.project.gather import target_of
 from mergepipe.project.reports import EXACT, OutputReport
 from mergepipe.publish.card import CARD, model_card
-from mergepipe.publish.directory import INDEX, MANIFEST, Contents, Publication, recheck, settled_files, touched_files
+from mergepipe.publish.directory import (
+    INDEX,
+    MANIFEST,
+    Contents,
+    Publication,
+    check_collisions,
+    recheck,
+    settled_files,
+    touched_files,
+)
 from mergepipe.publish.sidefiles import SideFile, side_files
 
 
@@ -74,11 +83,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """One output after its build: its record, and if it must be published what it is made of."""
+    """One output after its build: its record, what was counted, and if it must be published what it is made of."""
 
     prepared: Prepared
     locked: LockedOutput
     finished: FinishedOutput | None
+    meter: Meter
     counts: Mapping[str, ContentCounts]
     expert_blocks: Mapping[str, int]
     seconds: float
@@ -149,8 +159,14 @@ def recheck_published(prepared: Prepared, catalog: Catalog) -> Prepared:
     return replace(prepared, reasons=(), only_touched=False)
 
 
-def ready_unchanged(prepared: Prepared, lock_path: Path) -> Ready:
-    """Return the record of an output that is what it should be."""
+def ready_unchanged(prepared: Prepared, lock_path: Path, meter: Meter | None = None, seconds: float = 0.0) -> Ready:
+    """Return the record of an output that is what it should be.
+
+    Parameters
+    ----------
+    meter
+        What was read to find that out; nothing where the catalog knew it.
+    """
     assert prepared.known is not None, "an unchanged output is known"
     record = prepared.known.record
     locked = parse_lock(record.lock, lock_path).outputs[0]
@@ -158,10 +174,20 @@ def ready_unchanged(prepared: Prepared, lock_path: Path) -> Ready:
         prepared=prepared,
         locked=locked,
         finished=None,
+        meter=meter or Meter(cached=prepared.plan.blocks),
         counts={},
         expert_blocks={**record.expert_blocks, "read": 0},
-        seconds=0.0,
+        seconds=seconds,
     )
+
+
+def is_confirmed(prepared: Prepared, index: SourceIndex, catalog: Catalog) -> bool:
+    """Return whether an output that had to be looked into, as its sources were touched, turned out to be unchanged."""
+    known, plan = prepared.known, prepared.plan
+    if known is None or touched_files(prepared.target, known.files):
+        return False
+    facts = current_facts(plan, prepared.declared, tensor_nodes(plan, index, catalog), prepared.side_files, index)
+    return facts is not None and facts.key() == known.key
 
 
 def ready_built(prepared: Prepared, finished: FinishedOutput, index: SourceIndex, seconds: float) -> Ready:
@@ -179,6 +205,7 @@ def ready_built(prepared: Prepared, finished: FinishedOutput, index: SourceIndex
         prepared=prepared,
         locked=locked,
         finished=finished,
+        meter=finished.meter,
         counts=counts,
         expert_blocks=expert_block_facts(counts, finished.meter),
         seconds=seconds,
@@ -245,6 +272,7 @@ def _refuse(old: Lockfile | None, differences: Sequence[Difference], lock_path: 
 def write_lock(path: Path, old: Lockfile | None, new: Lockfile) -> bool:
     """Write the lock if it says something else than the one that is there; return whether it did."""
     if old is not None and not compare_locks(old, new):
+        drop_temporary(path)
         return False  # the text may differ (line ends, order of keys): it is not ours to change then
     replace_file(path, render_lock(new).encode(), point="lock")
     return True
@@ -292,6 +320,19 @@ def publish(
             catalog.record_published_files(prepared.target, encode_files(settled_files(prepared.target, files)))
 
 
+def check_names(prepared: Prepared, *, force: bool) -> None:
+    """Check, before anything is merged, that no file of the user's has a name that the output needs.
+
+    Raises
+    ------
+    PublishError
+        Naming the files.
+    """
+    names = [file.name for file in prepared.side_files] + [shard.name for shard in prepared.plan.layout.shards]
+    names += [CARD, MANIFEST, *([INDEX] if len(prepared.plan.layout.shards) > 1 else [])]
+    check_collisions(prepared.target, names, force=force)
+
+
 def _contents(
     ready: Ready, finished: FinishedOutput, mergefile: Mergefile, index: SourceIndex, packs: PackStore
 ) -> Contents:
@@ -316,11 +357,10 @@ def _contents(
 
 def report(ready: Ready, started: float) -> OutputReport:
     """Return what was done for one output."""
-    plan, finished = ready.prepared.plan, ready.finished
-    meter = finished.meter if finished else Meter(cached=plan.blocks)
+    plan, meter = ready.prepared.plan, ready.meter
     return OutputReport(
         name=plan.output.name,
-        state="built" if finished else "unchanged",
+        state="built" if ready.finished else "unchanged",
         path=plan.output.path,
         digest=format_digest(ready.locked.digest),
         operator=plan.output.operator,

@@ -142,6 +142,8 @@ class Project:
                 return steps.next_lock(old, self.mergefile, entries, checkpoints, index, self._geometry.id)
 
             prepared = [steps.recheck_published(p, catalog) for p in prepared]
+            for p in prepared:
+                steps.check_names(p, force=force)
             if locked:
                 new = lock_with([p.declared for p in prepared])
                 steps.refuse_declared_changes(old, new, self.lock_path, self.mergefile.root)
@@ -230,10 +232,13 @@ class Project:
         seconds = time.monotonic() - started
         ready = []
         for p in prepared:
-            if p.unchanged:
+            done = finished.get(p.plan.output.name)
+            if done is None:
                 ready.append(steps.ready_unchanged(p, self.lock_path))
+            elif steps.is_confirmed(p, index, catalog):
+                ready.append(steps.ready_unchanged(p, self.lock_path, done.meter, seconds))
             else:
-                ready.append(steps.ready_built(p, finished[p.plan.output.name], index, seconds))
+                ready.append(steps.ready_built(p, done, index, seconds))
         _note_throughput(catalog, ready, seconds)
         return ready
 
@@ -288,6 +293,6 @@ def _status(prepared: steps.Prepared) -> OutputStatus:
 
 def _note_throughput(catalog: Catalog, ready: Sequence[steps.Ready], seconds: float) -> None:
     """Remember how fast this machine merges, for the estimates of `plan`."""
-    meters = [r.finished.meter for r in ready if r.finished is not None]
+    meters = [r.meter for r in ready]
     moved = sum(m.expert_bytes + m.base_bytes + m.index_bytes + m.written for m in meters)
     catalog.record_throughput(moved, seconds)

@@ -89,6 +89,28 @@ def check_target(target: Path, *, force: bool) -> None:
     )
 
 
+def check_collisions(target: Path, names: Iterable[str], *, force: bool) -> None:
+    """Check that no file of the user's in an output directory has a name that the output needs.
+
+    Raises
+    ------
+    PublishError
+        Naming the files, unless ``force``: they are replaced then.
+    """
+    owned = owned_files(target)
+    if force or owned is None:
+        return
+    taken = [name for name in sorted(names) if name not in owned and os.path.lexists(target / name)]
+    if taken:
+        raise PublishError(
+            f"the output directory `{target}` holds files that mergepipe did not put there, under names that it needs:"
+            f" {', '.join(f'`{name}`' for name in taken)}",
+            hint="move them, or use `--force` to replace them",
+            path=str(target),
+            files=taken,
+        )
+
+
 def owned_files(target: Path) -> tuple[str, ...] | None:
     """Return the names of the files that mergepipe put into a directory, or None if it is not one of its own."""
     try:
@@ -156,6 +178,7 @@ class Publication:
             If the file system refuses, such as a full disk; the target is untouched.
         """
         staged = staging_path(self.target)
+        check_collisions(self.target, contents.names, force=self._force)
         try:
             staged.mkdir()
             for name, pack in contents.links.items():
@@ -210,7 +233,7 @@ def _keep_user_files(previous: Path, staged: Path, contents: Contents) -> None:
 
 
 def _foreign(directory: Path) -> Iterable[str]:
-    """Yield the relative names of all files and links in a directory that mergepipe did not put there."""
+    """Yield the relative names of all files, links and empty folders that mergepipe did not put there."""
     owned = set(owned_files(directory) or ()) | {MANIFEST}
     for folder, folders, files in os.walk(directory):
         links = [name for name in folders if Path(folder, name).is_symlink()]
@@ -218,11 +241,16 @@ def _foreign(directory: Path) -> Iterable[str]:
             relative = os.path.relpath(os.path.join(folder, name), directory)
             if relative not in owned:
                 yield relative
+        if not folders and not files and folder != str(directory):
+            yield os.path.relpath(folder, directory)
 
 
 def _share(source: Path, target: Path) -> None:
     if source.is_symlink():
         target.symlink_to(source.readlink())
+        return
+    if source.is_dir():
+        target.mkdir()
         return
     try:
         target.hardlink_to(source)

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.checkpoints import as_dtype, random_tensors
 from support.projects import SmallProject
+from support.reference import parameters
 
 from mergepipe.checkpoints.geometry import Geometry
 
@@ -203,6 +204,7 @@ weights = st.one_of(
     st.sampled_from([0.0, 1.0, -1.0, 0.5, 1e-3, 3.0]),
     st.floats(-2, 2, allow_nan=False, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-6),
 )
+gradients = st.one_of(weights, st.lists(weights, min_size=1, max_size=3))
 shapes = st.one_of(
     st.tuples(st.integers(0, 9), st.integers(0, 17)),
     st.tuples(st.integers(0, 40)),
@@ -218,13 +220,11 @@ def recipes(draw):
     operator = draw(st.sampled_from(["linear", "task_arithmetic", "task_arithmetic", "passthrough"]))
     count = 1 if operator == "passthrough" else count
     key = "scale" if operator == "passthrough" else "weight"
-    values = draw(
-        st.lists(st.one_of(weights, st.lists(weights, min_size=1, max_size=3)), min_size=count, max_size=count)
-    )
+    values = draw(st.lists(gradients, min_size=count, max_size=count))
     experts = [{"source": f"e{number}", key: value} for number, value in enumerate(values)]
     recipe = {"operator": operator, "base": "base", "experts": experts, "params": {"non_finite": "allow"}}
     if operator == "task_arithmetic":
-        recipe["params"]["lambda"] = draw(st.one_of(weights, st.lists(weights, min_size=1, max_size=3)))
+        recipe["params"]["lambda"] = draw(gradients)
     if operator != "passthrough":
         recipe["params"]["normalize"] = draw(st.booleans())
     if draw(st.booleans()):
@@ -243,18 +243,12 @@ def recipes(draw):
     )
 
 
-def cancels(recipe, columns):
-    """Return whether the weights of a tensor sum to nearly zero."""
-    total = sum(abs(value) for value in columns)
-    return abs(sum(columns)) <= 1e-3 * total
-
-
 def safe_to_normalise(recipe, names):
-    from support.reference import parameters
-
+    """Return whether no tensor's weights, by whose sum it is divided, sum to nearly zero."""
     for name in names:
         outer, columns = parameters(recipe, recipe["experts"], name, 3)
-        if outer.get("normalize") and cancels(recipe, [column["weight"] for column in columns]):
+        values = [column["weight"] for column in columns if outer.get("normalize")]
+        if values and abs(sum(values)) <= 1e-3 * sum(map(abs, values)):
             return False
     return True
 

@@ -206,7 +206,9 @@ def _at(value: Any, layer: int | None, layers: int) -> Any:
     if layer is None:
         return value[0]
     position = (layer / (layers - 1) if layers > 1 else 1.0) * (len(value) - 1)
-    return float(np.interp(position, range(len(value)), value))
+    below = min(int(position), max(len(value) - 2, 0))
+    fraction = position - below
+    return float(value[below] * (1 - fraction) + value[min(below + 1, len(value) - 1)] * fraction)
 
 
 def _header_dtype(name: str | None) -> str | None:

@@ -1,0 +1,220 @@
+"""A project that does nothing and says what it is told to, reports to print, and a runner of command lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.cli import Result
+
+from mergepipe.cli.main import run
+from mergepipe.project.reports import (
+    EXACT,
+    Bound,
+    BuildReport,
+    CacheInfo,
+    OutputReport,
+    OutputStatus,
+    PlannedOutput,
+    PlanReport,
+    PruneReport,
+    StatusReport,
+)
+from mergepipe.reporting import Reporter
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
+DIGEST = "b3:" + "0123456789abcdef" * 4
+GB = 10**9
+
+BUILT = OutputReport(
+    name="assistant",
+    state="built",
+    path="build/assistant",
+    digest=DIGEST,
+    operator="ties",
+    expert_bytes={"full": 48 * GB // 10, "planned": 48 * GB // 10, "read": 36 * GB // 10},
+    base_bytes_read=12 * GB // 10,
+    index_bytes_read=911_000,
+    bytes_written=12 * GB // 10,
+    blocks={"total": 9204, "computed": 4602, "cached": 4500, "copied": 102},
+    expert_blocks={"total": 36816, "read": 27000, "omitted": 0, "zero": 9000, "shared": 816},
+    bound=EXACT,
+    seconds=2.409,
+    decisions=("math: 3 extra tensors that `base` lacks, dropped (`vision.weight`, `a` and 1 more)",),
+)
+UNCHANGED = replace(
+    BUILT,
+    name="average",
+    state="unchanged",
+    path="build/average",
+    operator="linear",
+    expert_bytes={"full": 48 * GB // 10, "planned": 48 * GB // 10, "read": 0},
+    base_bytes_read=0,
+    index_bytes_read=0,
+    bytes_written=0,
+    blocks={"total": 9204, "computed": 0, "cached": 9204, "copied": 0},
+    expert_blocks={"total": 36816, "read": 0, "omitted": 0, "zero": 9000, "shared": 0},
+    seconds=0.01,
+    decisions=("code: 1 extra tensor that `base` lacks, dropped (`b`)",),
+)
+BUDGETED = replace(
+    BUILT,
+    name="cheap",
+    path="build/cheap",
+    operator="task_arithmetic",
+    expert_bytes={"full": 48 * GB // 10, "planned": 12 * GB // 10, "read": 12 * GB // 10},
+    index_bytes_read=0,
+    expert_blocks={"total": 36816, "read": 9204, "omitted": 27612, "zero": 0, "shared": 0},
+    bound=Bound(kind="certified", absolute=0.01234, relative_to_update=0.0321),
+    seconds=75.2,
+    decisions=(),
+)
+PLANNED = PlannedOutput(
+    name="assistant",
+    path="build/assistant",
+    operator="ties",
+    digest=DIGEST,
+    tensors=290,
+    experts={"math": 24 * GB // 10, "code": 24 * GB // 10},
+    expert_bytes={"full": 48 * GB // 10, "planned": 48 * GB // 10},
+    base_bytes=12 * GB // 10,
+    blocks={"total": 9204},
+    expert_blocks={"total": 36816, "omitted": 0},
+    bound=EXACT,
+    seconds=12.3,
+    peak_memory_bytes=512_000_000,
+    output_bytes=12 * GB // 10,
+    shards=1,
+    decisions=BUILT.decisions,
+    notes=("code: ignored `consolidated.safetensors` (another copy of the weights)",),
+)
+PLANNED_BUDGET = replace(
+    PLANNED,
+    name="cheap",
+    path="build/cheap",
+    operator="task_arithmetic",
+    expert_bytes={"full": 48 * GB // 10, "planned": 12 * GB // 10},
+    expert_blocks={"total": 36816, "omitted": 27612},
+    bound=Bound(kind="estimated", absolute=None, relative_to_update=0.1),
+    seconds=None,
+    shards=3,
+    decisions=(),
+    notes=(),
+)
+STATUS = StatusReport(
+    lock_path="Mergefile.lock",
+    lock_state="outdated",
+    outputs={
+        "average": OutputStatus(name="average", state="up-to-date", path="build/average", reasons=()),
+        "assistant": OutputStatus(
+            name="assistant",
+            state="stale",
+            path="build/assistant",
+            reasons=("source `math` has other content", "weights, parameters or rules changed"),
+        ),
+        "cheap": OutputStatus(
+            name="cheap", state="unbuilt", path="build/cheap", reasons=("it was not built here before",)
+        ),
+    },
+)
+CACHE = CacheInfo(
+    path="/models/.mergecache",
+    packs=3,
+    pack_bytes=36 * GB // 10,
+    staged_bytes=0,
+    quarantined_bytes=512,
+    catalog_bytes=143_000,
+    files=8,
+    results=1170,
+)
+
+
+def build_report(*outputs: OutputReport, changed: bool = True) -> BuildReport:
+    """Return a build's report over outputs."""
+    return BuildReport(
+        lock_path="Mergefile.lock", lock_changed=changed, outputs={output.name: output for output in outputs}
+    )
+
+
+@dataclass
+class FakeProject:
+    """Stands for a project: keeps what it is called with, and returns or raises what it is told to."""
+
+    root: Path
+    result: Any = None
+    during: Callable[[Reporter], None] = lambda reporter: None
+    opened: dict[str, Any] = field(default_factory=dict)
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+    @property
+    def mergefile(self) -> SimpleNamespace:
+        return SimpleNamespace(root=self.root, outputs={})
+
+    @property
+    def lock_path(self) -> Path:
+        return self.root / "Mergefile.lock"
+
+    def open(self, path: Path, **options: Any) -> FakeProject:
+        self.opened = {"path": Path(path), "cwd": Path.cwd(), **options}
+        return self
+
+    def _called(self, name: str, arguments: Any, default: Any) -> Any:
+        self.calls.append((name, arguments))
+        self.during(self.opened["reporter"])
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return default if self.result is None else self.result
+
+    def build(self, outputs: tuple[str, ...] = (), *, locked: bool = False, force: bool = False) -> BuildReport:
+        arguments = {"outputs": outputs, "locked": locked, "force": force}
+        return self._called("build", arguments, build_report(BUILT, UNCHANGED))
+
+    def plan(self, outputs: tuple[str, ...] = ()) -> PlanReport:
+        report = PlanReport(outputs={"assistant": PLANNED, "cheap": PLANNED_BUDGET})
+        return self._called("plan", {"outputs": outputs}, report)
+
+    def status(self, outputs: tuple[str, ...] = ()) -> StatusReport:
+        return self._called("status", {"outputs": outputs}, STATUS)
+
+    def cache_info(self) -> CacheInfo:
+        return self._called("cache_info", {}, CACHE)
+
+    def cache_prune(self, max_bytes: int | None = None, max_age_days: float | None = None) -> PruneReport:
+        arguments = {"max_bytes": max_bytes, "max_age_days": max_age_days}
+        return self._called("cache_prune", arguments, PruneReport(removed=2, removed_bytes=3 * GB, kept_bytes=512))
+
+
+@dataclass
+class Runner:
+    """Runs command lines in this process, in a folder with a Mergefile, on a fake project."""
+
+    project: FakeProject
+    capture: pytest.CaptureFixture[str]
+
+    def __call__(self, *argv: str) -> Result:
+        self.capture.readouterr()
+        code = run(argv)
+        captured = self.capture.readouterr()
+        return Result(stdout=captured.out, stderr=captured.err, code=code)
+
+
+def clean_variables(monkeypatch: pytest.MonkeyPatch, extra: Mapping[str, str] | None = None) -> None:
+    """Remove from the environment what changes the looks of the output."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "MERGEPIPE_CACHE_DIR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name, value in (extra or {}).items():
+        monkeypatch.setenv(name, value)
+
+
+def assert_golden(name: str, text: str) -> None:
+    """Compare a text with the file of this name; with ``UPDATE_GOLDEN=1`` write it anew."""
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
