@@ -34,10 +34,11 @@ Tensors = Mapping[str, Any]
 
 @pytest.fixture(scope="module", autouse=True)
 def transformers() -> Any:
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    pytest.importorskip("torch").set_num_threads(1)
-    return pytest.importorskip("transformers")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HF_HUB_OFFLINE", "1")
+        environment.setenv("TOKENIZERS_PARALLELISM", "false")
+        pytest.importorskip("torch").set_num_threads(1)
+        yield pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")

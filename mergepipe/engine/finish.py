@@ -131,7 +131,6 @@ class ShardFinisher:
         finally:
             self._reporter.end()
         staged.ensure()
-        staged.close()
         self._packs.adopt(staged.path, name, self._results(plan, staged.shard, members, name))
         return name
 

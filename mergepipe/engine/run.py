@@ -104,8 +104,6 @@ class Engine:
             return finished
         finally:
             pool.close()
-            for shard in shards.values():
-                shard.close()
 
     def _shards(self, plans: Iterable[OutputPlan]) -> dict[tuple[str, str], StagedShard]:
         folder = self._catalog.layout.staging

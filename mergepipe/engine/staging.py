@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from mergepipe.digest import record_digest
@@ -43,7 +45,7 @@ class StagedShard:
         self.path = folder / f"{self.name}.safetensors"
         self.resumed = resumable and self._is_whole()
         self._lock = threading.Lock()
-        self._fd: int | None = None
+        self._created = False
 
     def _is_whole(self) -> bool:
         try:
@@ -51,23 +53,30 @@ class StagedShard:
         except FileNotFoundError:
             return False
 
-    def _open(self) -> int:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Open the file for one operation: an output may have more shards than a process may have open files."""
         with self._lock:
-            if self._fd is None:
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if self.resumed else os.O_TRUNC)
-                if self.resumed:
-                    self.path.chmod(0o644)  # it is read-only if a build was killed between two steps of its commit
-                else:
-                    self.path.unlink(missing_ok=True)
-                fd = os.open(self.path, flags, 0o644)
-                try:
-                    os.ftruncate(fd, self.shard.size)
-                    pwrite_all(fd, memoryview(self.shard.header), 0)
-                except OSError:
-                    os.close(fd)
-                    raise
-                self._fd = fd
-            return self._fd
+            if not self._created:
+                self._create()
+                self._created = True
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _create(self) -> None:
+        if self.resumed:
+            self.path.chmod(0o644)  # it is read-only if a build was killed between two steps of its commit
+        else:
+            self.path.unlink(missing_ok=True)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(fd, self.shard.size)
+            pwrite_all(fd, memoryview(self.shard.header), 0)
+        finally:
+            os.close(fd)
 
     def ensure(self) -> None:
         """Create the file where nothing had to be written: a shard of empty tensors.
@@ -78,7 +87,8 @@ class StagedShard:
             If the file system refuses.
         """
         try:
-            self._open()
+            with self._opened():
+                pass
         except OSError as error:
             fail_storage(error, self.path, "write")
 
@@ -91,20 +101,15 @@ class StagedShard:
             If the file system refuses, such as a full disk.
         """
         try:
-            pwrite_all(self._open(), data, self.shard.offsets[tensor] + start)
+            with self._opened() as fd:
+                pwrite_all(fd, data, self.shard.offsets[tensor] + start)
         except OSError as error:
             fail_storage(error, self.path, "write")
 
     def read(self, tensor: str, start: int, count: int) -> bytes:
         """Return bytes of a tensor that were written before; fewer if they cannot be read, which is a miss."""
         try:
-            return os.pread(self._open(), count, self.shard.offsets[tensor] + start)
+            with self._opened() as fd:
+                return os.pread(fd, count, self.shard.offsets[tensor] + start)
         except OSError:
             return b""
-
-    def close(self) -> None:
-        """Close the file; it stays in staging."""
-        with self._lock:
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
