@@ -65,7 +65,7 @@ def init(session: Session, checkpoints: tuple[str, ...], base: str | None, force
     chosen = _base_name(found, base, finding.adapters if finding else ())
     found = tuple(sorted(found, key=lambda candidate: candidate.name != chosen))
     sources = {candidate.name: _written_path(candidate.path, target) for candidate in found}
-    replace_file(target, render_template(sources, chosen).encode(), point="init")
+    replace_file(target, render_template(sources, chosen).encode())
     if session.options.json_output:
         console.json({"mergefile": str(target), "base": chosen, "sources": sources})
         return

@@ -45,7 +45,7 @@ def pwrite_all(fd: int, data: memoryview, offset: int) -> None:
         offset += written
 
 
-def replace_file(path: Path, data: bytes, *, point: str) -> None:
+def replace_file(path: Path, data: bytes, *, point: str | None = None) -> None:
     """Replace a file's content atomically: temporary file, fsync, rename, directory fsync.
 
     The temporary name is fixed, so that a killed process leaves at most one file, which the next call overwrites.
@@ -58,9 +58,11 @@ def replace_file(path: Path, data: bytes, *, point: str) -> None:
     temporary = _temporary(path)
     try:
         write_file(temporary, data)
-        crash_point(f"{point}.written")
+        if point:
+            crash_point(f"{point}.written")
         temporary.replace(path)
-        crash_point(f"{point}.renamed")
+        if point:
+            crash_point(f"{point}.renamed")
         fsync_path(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):

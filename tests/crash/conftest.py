@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from support.cases.launch import can_mount
 from support.crash import CleanBuilds, Site
 from support.forked import ForkServer
 
@@ -33,3 +34,12 @@ def built(site: Site) -> Site:
     """Return a project that was built at version 1."""
     site.report()
     return site
+
+
+@pytest.fixture(scope="session")
+def mounting() -> Iterator[ForkServer]:
+    """Return a server with mounts of its own, that may mount small disks."""
+    if not can_mount():
+        pytest.skip("this machine does not let us mount a small disk (`unshare -rm`)")
+    with ForkServer(("unshare", "-rm")) as started:
+        yield started

@@ -74,10 +74,16 @@ class Site:
     """A project of two sharded outputs over a base and two experts, with several blocks in a tensor.
 
     Version by version one tensor of one expert changes, the shard layout of one output, and a weight of the other.
+
+    Parameters
+    ----------
+    home
+        The project's folder, as the server sees it; made if it is missing.
     """
 
-    def __init__(self, root: Path, server: ForkServer, version: int = 1) -> None:
-        self.root = root
+    def __init__(self, home: Path, server: ForkServer, version: int = 1) -> None:
+        self.home = home
+        self.root = server.view(home)
         self.server = server
         self.version = version
         for source, shards in (("base", 1), ("a", 2), ("b", 1)):
@@ -136,7 +142,7 @@ class Site:
 
     def start(self, *args: str, env: Mapping[str, str] | None = None, prelude: str = "") -> Forked:
         """Start ``mergepipe ARGS``; ``build --json`` by default."""
-        return self.server.start(args or ("build", "--json"), self.root, env, prelude=prelude)
+        return self.server.start(args or ("build", "--json"), self.home, env, prelude=prelude)
 
     def run(self, *args: str, env: Mapping[str, str] | None = None, prelude: str = "") -> Result:
         """Run ``mergepipe ARGS`` to its end; ``build --json`` by default."""

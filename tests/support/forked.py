@@ -73,6 +73,7 @@ class ForkServer:
     """
 
     def __init__(self, wrapper: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        self._elsewhere = bool(wrapper)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(TIMEOUT)
         argv = [*wrapper, sys.executable, "-m", "support.forked", str(theirs.fileno())]
@@ -94,7 +95,9 @@ class ForkServer:
         self._process.wait(TIMEOUT)
 
     def view(self, path: Path) -> Path:
-        """Return the path under which we see a path of the server's mount namespace."""
+        """Return the path under which we see a path of the server's, which may have mounts of its own."""
+        if not self._elsewhere:
+            return path
         return Path(f"/proc/{self.pid}/root") / path.relative_to("/")
 
     def start(
@@ -125,12 +128,12 @@ class ForkServer:
 
     def _send(self, request: Mapping[str, Any]) -> Forked:
         ours, theirs = os.pipe()
-        stdout, stderr = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        stdout, stderr = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by `wait`
         started = time.perf_counter()
         message = json.dumps(request).encode()
         socket.send_fds(self._socket, [message], [theirs, stdout.fileno(), stderr.fileno()])
         os.close(theirs)
-        status = open(ours, "rb")  # noqa: PTH123, SIM115 - a descriptor, closed by `wait`
+        status = os.fdopen(ours, "rb")
         return Forked(int(status.readline()), started, status, stdout, stderr)
 
 
@@ -176,7 +179,7 @@ def _become(request: Mapping[str, Any], stdout: int, stderr: int) -> NoReturn:
         os.environ.update(request["env"])
         if "argv" in request:
             os.execvp(request["argv"][0], request["argv"])
-        exec(request["prelude"], {})  # noqa: S102 - code of the tests
+        exec(request["prelude"], {})
         from mergepipe.cli.main import run
 
         code = run(request["args"])

@@ -54,7 +54,8 @@ def same_bits(first: Array, second: Array, *, zero_signs: bool = True) -> bool:
 
 def round_to(values: Array, dtype: str) -> Array:
     """Round float32 or float64 values once, to nearest even, to a dtype (header name)."""
-    wide = np.array(values, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        wide = np.array(values, dtype=np.float64)
     if dtype == "F64":
         return wide
     bits, smallest, largest = _PRECISION[dtype]
@@ -89,14 +90,18 @@ def task_arithmetic(
     normalize: bool = False,
     scale: float = 1.0,
 ) -> Array:
-    """Return ``base + scale * (sum(w_i (x_i - base)) / (1 or sum(w_i)))``; None is a delta of zero."""
+    """Return ``base + scale * (sum(w_i (x_i - base)) / (1 or sum(w_i)))``; None is a delta of zero.
+
+    What equals the base has a delta of zero, infinity as well.
+    """
     live = [(x, w) for x, w in zip(experts, weights, strict=True) if x is not None and np.float32(w) != 0]
     live = live if np.float32(scale) != 0 else []
     work = work_dtype([base, *(array for array, _ in live)])
     divisor = _sum([work.type(weight) for weight in weights], work) if normalize else work.type(1)
     wide = base.astype(work)
     with np.errstate(all="ignore"):
-        terms = [np.multiply(np.subtract(array.astype(work), wide), work.type(weight)) for array, weight in live]
+        deltas = [np.where(array.astype(work) == wide, 0, np.subtract(array.astype(work), wide)) for array, _ in live]
+        terms = [np.multiply(delta, work.type(weight)) for delta, (_, weight) in zip(deltas, live, strict=True)]
         total = _sum(terms, work) if terms else np.zeros(base.shape, work)
         total = total if divisor == 1 else np.divide(total, divisor)
         return np.add(wide, total if work.type(scale) == 1 else np.multiply(total, work.type(scale)))
