@@ -8,6 +8,7 @@
       catalog.db                  digests and results (SQLite)
       packs/<hex>.safetensors     finished shards, named by digest, read-only
       staging/<name>.safetensors   shards being written, kept for the next run if this one is killed
+      reserve                     a megabyte held while a build runs, for recording its work on a full disk
       quarantine/                 damaged packs, kept for a look
 """
 
@@ -47,6 +48,11 @@ class CacheLayout:
     def quarantine(self) -> Path:
         """The folder of damaged packs."""
         return self.root / "quarantine"
+
+    @property
+    def reserve(self) -> Path:
+        """Room set aside while a build runs."""
+        return self.root / "reserve"
 
     @property
     def lock(self) -> Path:

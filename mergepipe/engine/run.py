@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog, StagedTensor
 from mergepipe.cache.packs import PackStore
+from mergepipe.cache.reserve import release, reserve
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.finish import ShardFinisher
@@ -95,7 +96,8 @@ class Engine:
         meters = {plan.output.name: Meter() for plan in plans}
         pool = WorkerPool(self._options.workers)
         try:
-            works = self._merge(graph, maker, meters, pool)
+            with reserve(self._catalog.layout):
+                works = self._merge(graph, maker, meters, pool)
             self._record()
             finisher = ShardFinisher(self._catalog, self._packs, self._index, maker, pool, self._reporter)
             finished = {p.output.name: finisher.finish(p, graph, works, shards, meters[p.output.name]) for p in plans}
@@ -227,6 +229,7 @@ class Engine:
 
     def _record_what_is_finished(self) -> None:
         """Keep for the next build what this one finished before it failed; a second failure adds nothing."""
+        release(self._catalog.layout)  # the disk may be full
         with contextlib.suppress(MergepipeError):
             self._record()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mergepipe.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.errors import MergefileError, MergepipeError, PublishError, raise_collected
+from mergepipe.fsio.identity import settle
 from mergepipe.mergefile.schema import Mergefile, Output
 from mergepipe.operators.registry import operator
 from mergepipe.plan.output import plan_output
@@ -55,12 +57,23 @@ def open_sources(mergefile: Mergefile, outputs: Iterable[Output]) -> dict[str, C
         path = mergefile.source_path(name)
         assert path is not None, "the parser refuses hub sources"
         try:
-            normal = Path(os.path.normpath(path))
-            checkpoints[name] = open_checkpoint(normal, label=name, shown=mergefile.sources[name].path)
+            checkpoints[name] = _open_settled(Path(os.path.normpath(path)), name, mergefile.sources[name].path)
         except MergepipeError as error:
             errors.append(error)
     raise_collected(errors)
     return checkpoints
+
+
+def _open_settled(path: Path, name: str, shown: str | None) -> Checkpoint:
+    """Open a checkpoint; if a file was written just now, open it again when another write would show."""
+    began = time.time_ns()
+    checkpoint = open_checkpoint(path, label=name, shown=shown)
+    racy = [file for file in checkpoint.files if file.identity.is_racy(began)]
+    if not racy:
+        return checkpoint
+    for file in racy:
+        settle(file.identity)
+    return open_checkpoint(path, label=name, shown=shown)
 
 
 def _named(output: Output) -> Iterable[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,6 +170,20 @@ def _toml(value: Any) -> str:
             return repr(value)
         case _:
             return json.dumps(value, ensure_ascii=False)
+
+
+def skip_flushing(monkeypatch: Any) -> None:
+    """Do not flush files and the catalog to the disk: it takes most of a small build's time, and only crashes tell."""
+    connect = sqlite3.connect
+
+    def connect_without_flushing(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*args, **options)
+        with contextlib.suppress(sqlite3.DatabaseError):  # a file that is no database
+            connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(sqlite3, "connect", connect_without_flushing)
 
 
 # --- looking at files ---------------------------------------------------------------------------------------------
