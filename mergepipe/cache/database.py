@@ -109,21 +109,27 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _open_existing(path: Path) -> sqlite3.Connection | None:
-    connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
-    try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == SCHEMA_VERSION:
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-            return connection
-    except sqlite3.OperationalError as error:
-        if "locked" in str(error):
-            raise CacheError(
-                f"the catalog `{path}` is locked by another process", hint="wait for it to finish", path=str(path)
-            ) from error
-    except sqlite3.DatabaseError:
-        pass
-    connection.close()
+    """Open a catalog that is there; return None if it is damaged or of another version.
+
+    Raises
+    ------
+    CacheError, StorageError
+        If it cannot be opened for another reason, such as permissions: that says nothing about its content.
+    """
+    with guarded(path):
+        connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        try:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == SCHEMA_VERSION:
+                connection.execute("PRAGMA foreign_keys = ON")
+                connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+                return connection
+        except sqlite3.OperationalError:
+            connection.close()
+            raise
+        except sqlite3.DatabaseError:
+            pass  # not a database, or a malformed one
+        connection.close()
     return None
 
 

@@ -118,7 +118,7 @@ class ShardFinisher:
     ) -> str:
         digest = staged.shard.digest([self._digest(member) for member in members])
         name = digest.hex()
-        if not any(member.changed for member in members) and self._packs.usable(name):
+        if self._packs.usable(name):  # also where blocks were computed again and came out as before
             self._record_new_keys(plan, staged.shard, members, name)
             return name
         copies = [copy for member in members for copy in self._copies(member)]

@@ -6,6 +6,7 @@ new one. Elsewhere two renames do it, with a journal beside them that the next r
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -95,11 +96,18 @@ def _two_step(staged: Path, target: Path) -> Path:
     retired = _retired_path(target)
     remove_tree(retired)
     journal = _journal_path(target)
-    write_file(journal, b"swap\n")
-    fsync_path(target.parent)
-    target.rename(retired)
-    staged.rename(target)
-    fsync_path(target.parent)
+    try:
+        write_file(journal, b"swap\n")
+        fsync_path(target.parent)
+        target.rename(retired)
+        staged.rename(target)
+        fsync_path(target.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            if not os.path.lexists(target):
+                retired.rename(target)
+            journal.unlink(missing_ok=True)
+        raise
     journal.unlink()
     return retired
 
