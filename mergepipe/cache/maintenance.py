@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -62,10 +63,14 @@ def prune(catalog: Catalog, *, max_bytes: int | None, max_age_days: float | None
 
 def _sizes(folder: Path) -> dict[str, int]:
     """Return the files of a folder with their sizes in bytes."""
+    sizes = {}
     try:
-        return {path.name: path.stat().st_size for path in folder.iterdir()} if folder.is_dir() else {}
+        for path in folder.iterdir() if folder.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError):  # a build renames shards while we look
+                sizes[path.name] = path.lstat().st_size
     except OSError as error:
         fail_storage(error, folder, "look into")
+    return sizes
 
 
 def _clear(folder: Path) -> int:

@@ -80,13 +80,29 @@ def drop_temporary(path: Path) -> None:
         _temporary(path).unlink(missing_ok=True)
 
 
+def _make_writable(folder: Path) -> None:
+    """Make a folder and those in it writable for us: they are about to be removed."""
+    folder.chmod(0o700)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            _make_writable(path)
+
+
+def _remove_folder(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except PermissionError:
+        _make_writable(path)
+        shutil.rmtree(path)
+
+
 def remove_tree(path: Path) -> None:
-    """Remove a file or directory tree if it exists, read-only files included; never follows a symlink."""
+    """Remove a file or directory tree if it exists, what is read-only included; never follows a symlink."""
     try:
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
         else:
-            shutil.rmtree(path)
+            _remove_folder(path)
     except FileNotFoundError:
         pass
     except OSError as error:

@@ -142,10 +142,13 @@ def _check_overlap(
 ) -> None:
     real = Path(os.path.realpath(target))
     for source, checkpoint in checkpoints.items():
-        folders = {Path(os.path.realpath(checkpoint.root))}
-        folders |= {Path(os.path.realpath(file.path)).parent for file in checkpoint.files}
-        for folder in sorted(folders):
-            if real == folder or folder.is_relative_to(real) or (checkpoint.is_folder and real.is_relative_to(folder)):
+        root_folder = Path(os.path.realpath(checkpoint.root))
+        linked = {Path(os.path.realpath(file.path)).parent for file in checkpoint.files} - {root_folder}
+        for folder in (root_folder, *sorted(linked)):
+            # A source must not lie in the output, nor the output in the source; a file that the source only links to,
+            # or that is the whole source, may lie anywhere above the output.
+            inside = folder == root_folder and checkpoint.is_folder and real.is_relative_to(folder)
+            if real == folder or folder.is_relative_to(real) or inside:
                 raise PublishError(
                     f"output `{name}` would be written to `{target}`, which overlaps with source `{source}`"
                     f" (`{folder}`)",

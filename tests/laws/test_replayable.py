@@ -153,8 +153,8 @@ def test_manifests_of_one_result_differ_in_measured_costs_alone(project, tmp_pat
     other.build(workers=1)
     assert other.manifest("m") == project.manifest("m")
     experts = project.outputs["m"]["experts"]
-    project.set_output("m", project.outputs["m"] | {"experts": [experts[0] | {"weight": 0.9}] + experts[1:]}
-                       if len(experts) > 1 else project.outputs["m"] | {"experts": ["e1"]})  # fmt: skip
+    key = "scale" if project.outputs["m"]["operator"] == "passthrough" else "weight"
+    project.set_output("m", project.outputs["m"] | {"experts": [experts[0] | {key: 0.9}, *experts[1:]]})
     project.build()
     project.set_output("m", other.outputs["m"])
     project.build()

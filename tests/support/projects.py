@@ -193,10 +193,9 @@ def snapshot(*roots: Path) -> dict[str, tuple[int, int, int, int]]:
     """Return inode, size, mtime and ctime of everything in these folders (or of these files)."""
     found = {}
     for root in roots:
-        for folder, folders, files in os.walk(root) if root.is_dir() else [(root.parent, [], [root.name])]:
-            for path in [Path(folder), *(Path(folder, name) for name in (*folders, *files))]:
-                status = path.lstat()
-                found[str(path)] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        for path in [root, *sorted(root.rglob("*"))]:
+            status = path.lstat()
+            found[str(path)] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return found
 
 
