@@ -125,7 +125,8 @@ class SourceIndex:
         with self._catalog.transaction():
             for state in pending:
                 self._catalog.record_tensors(state.key, state.read_at_ns or time.time_ns(), state.pending)
-                state.pending = []
+        for state in pending:  # only now: a transaction that failed has recorded nothing
+            state.pending = []
 
     def check_unchanged(self) -> None:
         """Check every file of every source against the identity that it had when its header was read.

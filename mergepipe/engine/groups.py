@@ -59,10 +59,10 @@ class GroupMaker:
         return Group(works=tuple(works), inputs=inputs)
 
     def groups(self, pending: Iterable[tuple[OutputPlan, TensorPlan]]) -> list[Group]:
-        """Return the groups of all pending tensors: one per name and shape, in the order of first appearance."""
-        members: dict[tuple[str, tuple[int, ...]], list[TensorWork]] = {}
+        """Return the groups of all pending tensors: one per name, in the order of first appearance."""
+        members: dict[str, list[TensorWork]] = {}
         for plan, tensor in pending:
-            members.setdefault((tensor.name, tensor.shape), []).append(self.work(plan, tensor))
+            members.setdefault(tensor.name, []).append(self.work(plan, tensor))
         return [self.group(works) for works in members.values()]
 
     def hashing(self, sources: Iterable[str], covered: Iterable[Group]) -> list[Group]:

@@ -163,15 +163,10 @@ class Engine:
             jobs = (job for group in groups for job in jobs_of(group, self._job_blocks(group)))
             for done in pool.run(run_job, jobs):
                 self._take(done, meters, users)
-        except SourceChangedError as error:
-            self._index.forget(Path(error.facts["path"]))
-            self._record_what_is_finished()
-            raise
-        except MergepipeError:
-            self._record_what_is_finished()
-            raise
-        except KeyboardInterrupt:
+        except (MergepipeError, KeyboardInterrupt) as error:
             pool.close()
+            if isinstance(error, SourceChangedError):
+                self._index.forget(Path(error.facts["path"]))
             self._record_what_is_finished()
             raise
         finally:

@@ -86,7 +86,7 @@ class TensorWork:
 
 @dataclass(slots=True)
 class Group:
-    """Output tensors of one name and shape, whatever their outputs, that are made from one reading of their inputs.
+    """Output tensors of one name, whatever their outputs, that are made from one reading of their inputs.
 
     A group without tensors only hashes its inputs.
     """

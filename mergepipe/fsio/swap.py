@@ -125,8 +125,9 @@ def recover_swap(target: Path) -> Path | None:
     """
     staged, retired, journal = staging_path(target), _retired_path(target), _journal_path(target)
     if journal.exists():
-        if not os.path.lexists(target):
-            (staged if os.path.lexists(staged) else retired).rename(target)
+        whole = next((path for path in (staged, retired) if os.path.lexists(path)), None)
+        if whole is not None and not os.path.lexists(target):
+            whole.rename(target)
             fsync_path(target.parent)
         journal.unlink()
     return next((path for path in (retired, staged) if os.path.lexists(path)), None)

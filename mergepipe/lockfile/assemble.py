@@ -125,10 +125,11 @@ def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> 
         at = block * DIGEST_SIZE
         digests = [(blocks[at : at + DIGEST_SIZE] or None) if blocks is not None else None for blocks in packed]
         planned = plan_block(recipe, block, digests)
-        total += sum(
-            digest is not None and slot is not None and plan.is_expert(slot)
-            for slot, digest in zip(tensor.experts, digests[1:], strict=True)
-        )
+        if recipe.merged_rows(block):
+            total += sum(
+                digest is not None and slot is not None and plan.is_expert(slot)
+                for slot, digest in zip(tensor.experts, digests[1:], strict=True)
+            )
         zero += len(planned.zero)
         shared += sum(_is_expert_slot(plan, tensor, slot) for slot in planned.shared)
     return ContentCounts(total=total, zero=zero, shared=shared)

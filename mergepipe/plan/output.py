@@ -19,7 +19,7 @@ from mergepipe.mergefile.schema import Output
 from mergepipe.operators.contract import Operator
 from mergepipe.plan.layout import TensorSlot, lay_out
 from mergepipe.plan.tensors import Family, plan_tensors
-from mergepipe.plan.values import Decision, InputRef, OutputPlan
+from mergepipe.plan.values import OutputPlan
 
 _NAMED = 3
 
@@ -149,25 +149,14 @@ def _checkpoint_notes(family: Family) -> list[str]:
 
 
 def _with_costs(plan: OutputPlan) -> OutputPlan:
-    expert_bytes = base_bytes = expert_blocks = 0
-    for tensor in plan.tensors:
-        if tensor.decision is not Decision.MERGE:
-            continue
-        for slot in tensor.slots:
-            if slot is None:
-                continue
-            count = min(slot.grid(plan.geometry).count, tensor.grid(plan.geometry).count)
-            cost = _read_bytes(slot, count, plan.geometry)
-            if plan.is_expert(slot) and slot is not tensor.base:
-                expert_bytes += cost
-                expert_blocks += count
-            else:
-                base_bytes += cost
-    return replace(plan, expert_bytes=expert_bytes, base_bytes=base_bytes, expert_blocks=expert_blocks)
-
-
-def _read_bytes(slot: InputRef, blocks: int, geometry: Geometry) -> int:
-    return slot.grid(geometry).byte_range(blocks - 1)[1] if blocks else 0
+    pairs = [(tensor, slot) for tensor in plan.tensors for slot in tensor.slots if slot is not None]
+    expert = [plan.expert_cost(tensor, slot) for tensor, slot in pairs]
+    return replace(
+        plan,
+        expert_bytes=sum(nbytes for nbytes, _ in expert),
+        base_bytes=sum(plan.base_cost(tensor, slot) for tensor, slot in pairs),
+        expert_blocks=sum(blocks for _, blocks in expert),
+    )
 
 
 def plan_digest(plan: OutputPlan) -> bytes:

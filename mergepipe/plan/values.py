@@ -80,6 +80,11 @@ class TensorPlan:
         """Return the block grid of the output tensor."""
         return grid(self.dtype, self.shape, geometry)
 
+    def merged_blocks(self, geometry: Geometry) -> int:
+        """Return how many blocks have rows that are merged; those behind them are the base's."""
+        layout = self.grid(geometry)
+        return layout.count if self.common_rows is None else -(-self.common_rows // layout.block_rows)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the output tensor."""
@@ -121,6 +126,22 @@ class OutputPlan:
     base_bytes: int
     expert_blocks: int
 
+    def expert_cost(self, tensor: TensorPlan, slot: InputRef) -> tuple[int, int]:
+        """Return the (bytes, blocks) that a full read takes of an expert for a merged tensor; (0, 0) for the base."""
+        if tensor.decision is not Decision.MERGE or slot is tensor.base or slot.source == self.output.base:
+            return 0, 0
+        return _cost(slot, 0, tensor.merged_blocks(self.geometry), self.geometry)
+
+    def base_cost(self, tensor: TensorPlan, slot: InputRef) -> int:
+        """Return the bytes that a full read takes of the base for a merged tensor; 0 for an expert."""
+        if tensor.decision is not Decision.MERGE:
+            return 0
+        layout = tensor.grid(self.geometry)
+        if slot is tensor.base and not self.operator.uses_base:  # only for the rows behind the common ones
+            first = (tensor.common_rows or 0) // layout.block_rows
+            return _cost(slot, first, layout.count, self.geometry)[0]
+        return _cost(slot, 0, layout.count, self.geometry)[0] if slot.source == self.output.base else 0
+
     @property
     def blocks(self) -> int:
         """How many blocks the output has."""
@@ -129,3 +150,12 @@ class OutputPlan:
     def is_expert(self, ref: InputRef) -> bool:
         """Whether reading this input counts as an expert read: the base listed as an expert does not."""
         return ref.source != self.output.base
+
+
+def _cost(slot: InputRef, first: int, stop: int, geometry: Geometry) -> tuple[int, int]:
+    """Return the (bytes, blocks) of a range of an input's blocks, as far as it has them."""
+    layout = slot.grid(geometry)
+    stop = min(stop, layout.count)
+    if first >= stop:
+        return 0, 0
+    return layout.byte_range(stop - 1)[1] - layout.byte_range(first)[0], stop - first

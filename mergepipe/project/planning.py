@@ -5,7 +5,7 @@ from __future__ import annotations
 from mergepipe.digest import format_digest
 from mergepipe.engine.limits import peak_memory
 from mergepipe.plan.output import plan_digest
-from mergepipe.plan.values import Decision, OutputPlan
+from mergepipe.plan.values import OutputPlan
 from mergepipe.project.reports import EXACT, PlannedOutput
 
 
@@ -19,10 +19,9 @@ def planned_output(plan: OutputPlan, workers: int, memory: int | None, rate: flo
     """
     experts = dict.fromkeys((expert.source for expert in plan.output.experts), 0)
     for tensor in plan.tensors:
-        if tensor.decision is Decision.MERGE:
-            for slot in tensor.experts:
-                if slot is not None and plan.is_expert(slot):
-                    experts[slot.source] += slot.info.nbytes
+        for slot in tensor.experts:
+            if slot is not None and slot.source in experts:
+                experts[slot.source] += plan.expert_cost(tensor, slot)[0]
     moved = plan.expert_bytes + plan.base_bytes + plan.layout.total_size
     return PlannedOutput(
         name=plan.output.name,

@@ -188,14 +188,16 @@ class Publication:
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 write_file(staged / name, data)
             if self.target.is_dir():
-                shutil.copymode(self.target, staged)
                 _keep_user_files(self.target, staged, contents)
             _fsync_folders(staged)
+            published = tuple(_published(staged, name, contents) for name in contents.names)
+            if self.target.is_dir():
+                shutil.copymode(self.target, staged)  # last: it may be read-only
             crash_point("publish.assembled")
-            return tuple(_published(staged, name, contents) for name in contents.names)
         except OSError as error:
             remove_tree(staged)
             fail_storage(error, self.target, "publish")
+        return published
 
     def swap(self) -> None:
         """Put the assembled directory in the target's place, then remove the previous one.

@@ -81,7 +81,7 @@ def test_a_catalog_that_is_none_is_set_aside_and_costs_time_only(built, clean, d
     assert states(built.report()) == ["unchanged", "unchanged"]
 
 
-@pytest.mark.parametrize("damage", LOST)
+@pytest.mark.parametrize("damage", ["garbage", "deleted"])
 def test_without_a_catalog_outputs_that_are_right_stay_right(built, clean, damage):
     LOST[damage](catalog(built))
     built.report()
@@ -89,7 +89,7 @@ def test_without_a_catalog_outputs_that_are_right_stay_right(built, clean, damag
     assert built.litter() == []
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_a_truncated_catalog_makes_no_wrong_byte(built, clean, share):
     built.turn_to(2)
     os.truncate(catalog(built), int(catalog(built).stat().st_size * share))
@@ -113,13 +113,13 @@ def flip_in_catalog(site, clean, seed):
     build_right_or_refused(site, clean, site.version)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_flipped_bits_in_the_catalog_make_no_wrong_byte(built, clean, seed):
     flip_in_catalog(built, clean, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6, 150))
+@pytest.mark.parametrize("seed", range(4, 150))
 def test_many_flipped_bits_in_the_catalog_make_no_wrong_byte(built, clean, seed):
     flip_in_catalog(built, clean, seed)
 
@@ -195,8 +195,9 @@ PACK_DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("which", ["all", "one"])
-@pytest.mark.parametrize("damage", PACK_DAMAGE)
+@pytest.mark.parametrize(
+    ("damage", "which"), [*((damage, "one") for damage in PACK_DAMAGE), ("deleted", "all"), ("flipped", "all")]
+)
 def test_damaged_packs_are_found_out_and_made_again(built, clean, damage, which):
     generator = random.Random(damage + which)
     built.turn_to(2)
@@ -206,7 +207,7 @@ def test_damaged_packs_are_found_out_and_made_again(built, clean, damage, which)
     assert states(built.report()) == ["unchanged", "unchanged"]
 
 
-@pytest.mark.parametrize("damage", ["deleted", "flipped", "another pack", "a directory"])
+@pytest.mark.parametrize("damage", ["deleted", "flipped", "another pack"])
 def test_a_damaged_pack_of_an_output_that_is_gone_is_made_again(built, clean, damage):
     shutil.rmtree(built.build)
     generator = random.Random(damage)

@@ -51,7 +51,7 @@ def small_cache(tmp_path, mounting):
     mounting.execute("umount", str(site.home / ".mergecache"))
 
 
-@pytest.mark.parametrize("size", [PAGE, 3 * PAGE, 150_000, 1_500_000, 4_000_000, 7_000_000])
+@pytest.mark.parametrize("size", [PAGE, 150_000, 1_000_000, 3_000_000, 4_800_000])
 def test_a_first_build_with_too_small_a_cache_disk_stops_and_goes_on_when_there_is_room(small_cache, clean, size):
     site = small_cache(size)
     result = site.run(prelude=RECORD_ALWAYS)
@@ -61,11 +61,11 @@ def test_a_first_build_with_too_small_a_cache_disk_stops_and_goes_on_when_there_
     resize(site.server, site.home / ".mergecache", 64_000_000)
     report = site.report()
     site.check_done(clean[1])
-    if size >= 4_000_000:
+    if size >= 3_000_000:
         assert blocks(report, "computed") < clean[1].blocks, "what was finished before is used"
 
 
-@pytest.mark.parametrize("free", [0, PAGE, 150_000, 1_500_000])
+@pytest.mark.parametrize("free", [0, 100_000, 1_500_000])
 def test_a_rebuild_with_too_little_room_in_the_cache_keeps_the_old_state(small_cache, clean, free):
     site = small_cache(64_000_000)
     site.report()
@@ -91,7 +91,7 @@ def small_output(tmp_path, mounting):
     mounting.execute("umount", str(site.home / "build"))
 
 
-@pytest.mark.parametrize("free", [0, PAGE, 100_000, 2_000_000, 3_700_000])
+@pytest.mark.parametrize("free", [0, 100_000, 2_000_000])
 def test_a_full_output_disk_keeps_the_old_output_and_the_work(small_output, clean, free):
     site = small_output
     ballast = Ballast(site.build, free)
@@ -153,7 +153,7 @@ def small_disk(tmp_path, mounting):
     mounting.execute("umount", str(home))
 
 
-@pytest.mark.parametrize("short", [1, 2, 3, 5, 8, 16, 40, 200])
+@pytest.mark.parametrize("short", [1, 2, 4, 8, 16, 40])
 def test_a_disk_that_is_full_a_few_pages_too_early_breaks_nothing(small_disk, clean, short):
     site, needed = small_disk
     ballast = Ballast(site.root.parent, max(0, needed - short * PAGE))
@@ -173,7 +173,7 @@ def test_a_disk_that_is_full_a_few_pages_too_early_breaks_nothing(small_disk, cl
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))"
 
 
-@pytest.mark.parametrize("limit", [2 * PAGE, 100_000, 600_000, 1_000_000])
+@pytest.mark.parametrize("limit", [2 * PAGE, 100_000, 600_000])
 def test_a_limit_on_the_size_of_a_file_is_named_and_breaks_nothing(built, clean, limit):
     built.turn_to(2)
     result = built.run(prelude=LIMITED.format(limit))

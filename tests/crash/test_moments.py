@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from support.crash import MANIFEST, OUTPUTS, Site, files_in, spread
 
 FEW, MANY = 5, 60
@@ -138,7 +138,7 @@ def state_of(files: dict[str, bytes]) -> str:
     record = json.loads(files[MANIFEST]) if MANIFEST in files else {}
     record.pop("run", None)
     whole = {**files, MANIFEST: json.dumps(record).encode()}
-    return hashlib.blake2b(b"".join(name.encode() + data for name, data in sorted(whole.items()))).hexdigest()
+    return blake3(b"".join(name.encode() + data for name, data in sorted(whole.items()))).hexdigest()
 
 
 def state_at(directory: Path) -> str:
@@ -151,7 +151,7 @@ def test_a_reader_sees_the_old_output_or_the_new_one_at_every_moment(built):
     for watcher in watchers:
         watcher.start()
     try:
-        for version in range(2, 8):
+        for version in range(2, 7):
             built.turn_to(version)
             if version % 3 == 0:
                 built.run(env={"MERGEPIPE_CRASH_POINT": "publish.swapped"})
@@ -173,7 +173,7 @@ def test_without_the_exchange_the_output_may_be_away_but_is_never_broken(built):
     allowed = {state_at(built.out("one"))}
     watcher.start()
     try:
-        for version in range(2, 6):
+        for version in range(2, 5):
             built.turn_to(version)
             assert built.run(env={"MERGEPIPE_NO_EXCHANGE": "1"}).code == 0
             allowed.add(state_at(built.out("one")))

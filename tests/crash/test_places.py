@@ -190,9 +190,23 @@ def restore(site, saved):
     shutil.copytree(saved, site.root / "models")
 
 
-@pytest.mark.parametrize("moment", [0, 4, -1])
-@pytest.mark.parametrize("what", VANISH)
+MOMENTS = (0, 3, -1)
+CHANGES = [(what, moment) for what in VANISH for moment in MOMENTS]
+SOME_CHANGES = [(what, MOMENTS[number % 3]) for number, what in enumerate(VANISH)]
+
+
+@pytest.mark.parametrize(("what", "moment"), SOME_CHANGES)
 def test_a_source_that_changes_during_a_build_is_named_and_nothing_is_published(built, clean, tmp_path, what, moment):
+    change_a_source(built, clean, tmp_path, what, moment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "moment"), [change for change in CHANGES if change not in SOME_CHANGES])
+def test_a_source_that_changes_at_any_moment_of_a_build_is_named(built, clean, tmp_path, what, moment):
+    change_a_source(built, clean, tmp_path, what, moment)
+
+
+def change_a_source(built, clean, tmp_path, what, moment):
     built.turn_to(2)
     saved = shutil.copytree(built.root / "models", tmp_path / "saved")
     result = build_meanwhile(built, VANISH[what], moment, built.weights("b"))
@@ -204,7 +218,7 @@ def test_a_source_that_changes_during_a_build_is_named_and_nothing_is_published(
     built.check_done(clean[2])
 
 
-@pytest.mark.parametrize("what", ["unlinked", "written to", "another file"])
+@pytest.mark.parametrize("what", ["unlinked", "written to"])
 def test_a_source_that_changes_during_a_first_build_leaves_no_output(site, clean, tmp_path, what):
     saved = shutil.copytree(site.root / "models", tmp_path / "saved")
     result = build_meanwhile(site, VANISH[what], 3, site.weights("a"))
@@ -218,8 +232,8 @@ def test_a_source_that_changes_during_a_first_build_leaves_no_output(site, clean
 
 def test_what_was_made_of_a_source_before_it_changed_is_never_used_for_another_content(built, clean):
     built.turn_to(2)
-    result = build_meanwhile(built, VANISH["written to"], 6, built.weights("b"))
-    assert result.code == 1
+    result = build_meanwhile(built, VANISH["written to"], 4, built.weights("b"))
+    assert result.code == 1, result.text
     Site(built.home.parent / "other", built.server, 3)
     shutil.copyfile(built.home.parent / "other/models/b/model.safetensors", built.weights("b"))
     built.turn_to(3)

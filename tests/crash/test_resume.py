@@ -19,7 +19,7 @@ def kill_in_the_middle(site, passes):
     assert result.code == -9, result.text
 
 
-@pytest.mark.parametrize("passes", [2, 4, 6])
+@pytest.mark.parametrize("passes", [2, 5])
 def test_blocks_that_were_recorded_are_not_computed_again(site, clean, passes):
     kill_in_the_middle(site, passes)
     assert site.staged() != []
@@ -58,7 +58,7 @@ def flip(path, offset):
         file.write(bytes([byte ^ 1]))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_damaged_staged_bytes_are_found_and_made_again(site, clean, seed):
     site.kill_at("engine.tensor-recorded")
     generator = random.Random(seed)
@@ -113,7 +113,7 @@ def test_shards_of_two_outputs_that_were_swapped_are_found_out(site, clean):
 
 
 def test_a_source_that_changed_after_the_kill_is_merged_as_it_is_now(site, clean):
-    kill_in_the_middle(site, 6)
+    kill_in_the_middle(site, 5)
     site.turn_to(2)
     report = site.report()
     site.check_done(clean[2])
