@@ -52,6 +52,8 @@ class Result:
     ----------
     key, recipe, digest
         The tensor's action key, the recipe that is part of it, and its content digest.
+    output
+        The output that it was made for first; a hint where to look, no part of the key.
     block_keys, block_digests
         Packed, one per block.
     pack, offset
@@ -59,6 +61,7 @@ class Result:
     """
 
     key: bytes
+    output: str
     tensor: str
     dtype: str
     shape: tuple[int, ...]
@@ -203,12 +206,16 @@ class Catalog:
         rows = self._rows(f"SELECT {_RESULT_COLUMNS} FROM results WHERE key = ? LIMIT 1", (key,))
         return _result(rows[0]) if rows else None
 
-    def candidates(self, tensor: str, recipe: bytes, shape: tuple[int, ...]) -> tuple[Result, ...]:
-        """Return earlier results for a tensor of this name, recipe and shape, newest first: they may hold blocks."""
+    def candidates(self, output: str, tensor: str, recipe: bytes, shape: tuple[int, ...]) -> tuple[Result, ...]:
+        """Return earlier results for a tensor of this name, recipe and shape, which may hold blocks of it.
+
+        The output's own come first, then those of others with the same recipe; the newest of each first.
+        """
         rows = self._rows(
             f"SELECT {_RESULT_COLUMNS} FROM results"
-            " WHERE recipe = ? AND tensor = ? AND shape = ? AND block_elements = ? ORDER BY rowid DESC LIMIT ?",
-            (recipe, tensor, _shape_text(shape), self.block_elements, _CANDIDATES),
+            " WHERE recipe = ? AND tensor = ? AND shape = ? AND block_elements = ?"
+            " ORDER BY output = ? DESC, rowid DESC LIMIT ?",
+            (recipe, tensor, _shape_text(shape), self.block_elements, output, _CANDIDATES),
         )
         return tuple(_result(row) for row in rows)
 
@@ -234,13 +241,13 @@ class Catalog:
 
     def _insert_results(self, db: sqlite3.Connection, results: Iterable[Result]) -> None:
         rows = [
-            (r.key, r.tensor, r.dtype, _shape_text(r.shape), r.recipe, r.digest, r.block_keys, r.block_digests, r.pack,
+            (r.key, r.output, r.tensor, r.dtype, _shape_text(r.shape), r.recipe, r.digest, r.block_keys, r.block_digests, r.pack,
              r.offset)
             for r in results
         ]
         db.executemany(
             f"INSERT OR REPLACE INTO results ({_RESULT_COLUMNS}, block_elements)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [(*row, self.block_elements) for row in rows],
         )
 
@@ -330,7 +337,7 @@ class Catalog:
         return float(rows[0][0]) if rows else None
 
 
-_RESULT_COLUMNS = "key, tensor, dtype, shape, recipe, digest, block_keys, block_digests, pack, offset"
+_RESULT_COLUMNS = "key, output, tensor, dtype, shape, recipe, digest, block_keys, block_digests, pack, offset"
 
 
 def _insert_pack(db: sqlite3.Connection, name: str, identity: FileIdentity) -> None:
@@ -347,9 +354,10 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _result(row: tuple[Any, ...]) -> Result:
-    key, tensor, dtype, shape, recipe, digest, block_keys, block_digests, pack, offset = row
+    key, output, tensor, dtype, shape, recipe, digest, block_keys, block_digests, pack, offset = row
     return Result(
         key=key,
+        output=output,
         tensor=tensor,
         dtype=dtype,
         shape=tuple(int(size) for size in str(shape).split(",") if size),

@@ -41,6 +41,7 @@ CREATE TABLE packs (
 CREATE TABLE results (
     key BLOB NOT NULL,
     pack TEXT NOT NULL REFERENCES packs (name) ON DELETE CASCADE,
+    output TEXT NOT NULL,
     tensor TEXT NOT NULL,
     dtype TEXT NOT NULL,
     shape TEXT NOT NULL,

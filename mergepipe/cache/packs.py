@@ -86,11 +86,19 @@ class PackStore:
         self._catalog.record_pack_identity(name, identity)
         return True
 
-    def refresh(self, name: str) -> None:
-        """Record a pack's identity again after a link to it was made: that changes its ctime."""
-        identity = FileIdentity.at(self.path(name))
-        if identity is not None:
-            self._catalog.record_pack_identity(name, identity)
+    def refresh(self, name: str) -> bool:
+        """Record a pack's identity again after a link to it was made or removed: that changes its ctime.
+
+        Returns
+        -------
+        bool
+            False if more than that changed: somebody wrote to it, through a published file that shares its inode.
+        """
+        identity, recorded = FileIdentity.at(self.path(name)), self._catalog.pack_identity(name)
+        if identity is None or recorded is None or not identity.same_content(recorded):
+            return False
+        self._catalog.record_pack_identity(name, identity)
+        return True
 
     def quarantine(self, name: str) -> None:
         """Take a damaged pack out of use; it is kept aside for a look, and its results are forgotten."""

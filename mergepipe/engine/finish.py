@@ -198,6 +198,7 @@ class ShardFinisher:
             finished = self._finished(plan, member)
             yield Result(
                 key=finished.key,
+                output=plan.output.name,
                 tensor=tensor.name,
                 dtype=tensor.dtype,
                 shape=tensor.shape,

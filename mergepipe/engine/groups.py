@@ -38,7 +38,8 @@ class GroupMaker:
     def work(self, plan: OutputPlan, tensor: TensorPlan) -> TensorWork:
         """Return the work for one output tensor."""
         name = (plan.output.name, tensor.name)
-        holdings = [Holding.of_result(r) for r in self._catalog.candidates(tensor.name, tensor.recipe, tensor.shape)]
+        earlier = self._catalog.candidates(plan.output.name, tensor.name, tensor.recipe, tensor.shape)
+        holdings = [Holding.of_result(result) for result in earlier]
         if name in self._staged:
             holdings.insert(0, Holding.of_staged(self._staged[name]))
         return TensorWork(

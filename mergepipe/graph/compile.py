@@ -73,7 +73,8 @@ def expand_tensor(
     """
     recipe = TensorRecipe.of(plan.operator, tensor, plan.geometry)
     known = [index.blocks(slot.source, slot.info) if slot else None for slot in tensor.slots]
-    holdings = [Holding.of_result(r) for r in catalog.candidates(tensor.name, tensor.recipe, tensor.shape)]
+    earlier = catalog.candidates(plan.output.name, tensor.name, tensor.recipe, tensor.shape)
+    holdings = [Holding.of_result(result) for result in earlier]
     graph = nx.DiGraph()
     _add(graph, node)
     for block in range(recipe.grid.count):

@@ -18,7 +18,7 @@ from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.digest import format_digest
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
-from mergepipe.errors import LockDiffersError
+from mergepipe.errors import CacheError, LockDiffersError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import drop_temporary, replace_file
 from mergepipe.graph.state import tensor_nodes
@@ -306,9 +306,8 @@ def publish(
     record = render_lock(Lockfile(geometry=prepared.plan.geometry.id, sources=(), outputs=(ready.locked,)))
     with Publication(prepared.target, force=force) as publication:
         files = publication.assemble(contents)
+        _confirm_packs(prepared.plan.output.name, finished, packs)
         with catalog.transaction():
-            for shard in finished.shards:
-                packs.refresh(shard.pack)
             catalog.record_published(
                 prepared.target, encode_published(facts, files, record, dict(ready.expert_blocks))
             )
@@ -318,6 +317,25 @@ def publish(
             for shard in finished.shards:
                 packs.refresh(shard.pack)
             catalog.record_published_files(prepared.target, encode_files(settled_files(prepared.target, files)))
+
+
+def _confirm_packs(output: str, finished: FinishedOutput, packs: PackStore) -> None:
+    """Check that the packs that were just linked are what they were when their shards were finished.
+
+    Raises
+    ------
+    CacheError
+        If a published file that shares its bytes with one was written to meanwhile; nothing is published then.
+    """
+    changed = [shard for shard in finished.shards if not packs.refresh(shard.pack)]
+    for shard in changed:
+        packs.quarantine(shard.pack)
+    if changed:
+        raise CacheError(
+            f"`{changed[0].shard.name}` of output `{output}` was written to while it was being published",
+            hint="run the build again when nothing writes to the output directory any more",
+            output=output,
+        )
 
 
 def check_names(prepared: Prepared, *, force: bool) -> None:

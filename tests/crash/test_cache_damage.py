@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 
 import pytest
-from support.crash import blocks, check_refused, states
+from support.crash import OUTPUTS, Site, blocks, check_refused, files_in, states
 
 
 def catalog(site):
@@ -160,8 +160,6 @@ def test_a_catalog_that_is_a_directory_is_an_error_in_words_or_set_aside(built, 
 
 
 def test_the_catalog_of_another_project_makes_no_wrong_byte(built, clean, server, tmp_path):
-    from support.crash import Site
-
     other = Site(tmp_path / "other", server, 4)
     other.report()
     built.turn_to(2)
@@ -234,6 +232,38 @@ def test_a_bit_flipped_in_a_pack_and_so_in_its_output_is_found_out(built, clean)
     built.check_done(clean[1])
     assert report["outputs"]["two"]["state"] == "built"
     assert blocks(report, "computed") > 0
+
+
+AFTER_THE_MERGE = """
+import mergepipe.engine.run as run
+
+def check(self):
+    original(self)
+    path = {path!r}
+    with open(path, "r+b") as file:
+        file.seek(-1000, 2)
+        file.write(b"edited")
+
+original, run.SourceIndex.check_unchanged = run.SourceIndex.check_unchanged, check
+"""
+
+
+def test_a_published_shard_edited_while_a_build_links_its_pack_again_is_found_out(built, server, tmp_path):
+    """The edit reaches the pack through the shared inode after the build has found the pack to be right."""
+    other = Site(tmp_path / "other", server)
+    for site in (built, other):
+        site.edit_source(5)
+    other.report()
+    expected = {name: files_in(other.out(name)) for name in OUTPUTS}
+    now = files_in(built.out("two"))
+    same = [name for name, digest in expected["two"].items() if "safetensors" in name and now.get(name) == digest]
+    shard = built.out("two") / next(name for name in same if not name.endswith(".json"))
+    shard.chmod(0o644)
+    result = built.run(prelude=AFTER_THE_MERGE.format(path=str(shard)))
+    if result.code:
+        check_refused(result)
+    built.report()
+    assert {name: files_in(built.out(name)) for name in OUTPUTS} == expected
 
 
 # --- what does not belong there -----------------------------------------------------------------------------------

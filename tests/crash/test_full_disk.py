@@ -61,7 +61,7 @@ def test_a_first_build_with_too_small_a_cache_disk_stops_and_goes_on_when_there_
     resize(site.server, site.home / ".mergecache", 64_000_000)
     report = site.report()
     site.check_done(clean[1])
-    if size >= 3_000_000:
+    if size >= 4_000_000:  # with less, the blocks in flight may take all the room
         assert blocks(report, "computed") < clean[1].blocks, "what was finished before is used"
 
 

@@ -7,7 +7,11 @@ import pytest
 from support.checkpoints import random_tensors
 from support.projects import Messages, SmallProject, data_start, edit_tensor
 
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.layout import CacheLayout
 from mergepipe.engine.finish import ShardFinisher
+from mergepipe.errors import StorageError
+from mergepipe.fsio.identity import FileIdentity
 
 SHAPES = {"model.layers.0.a": (16, 16), "model.layers.0.b": (16, 16), "model.v": (64,)}
 BLOCKS = 9
@@ -173,6 +177,28 @@ def test_damage_is_warned_of_once_and_shown_until_it_is_pruned(project):
     opened.cache_prune()
     assert opened.cache_info().quarantined_bytes == 0
     project.check("m")
+
+
+@pytest.mark.parametrize("order", [("m", "n"), ("n", "m")])
+def test_a_pack_that_rotted_silently_is_never_published_once_it_is_found_out(project, order):
+    """One output would link the pack whole, the other copies from it and finds out."""
+    whole = project.outputs.pop("m")
+    recipes = {"m": whole, "n": whole | {"write": {"shard_size": 1000}}}
+    for name in order:
+        project.set_output(name, recipes[name])
+    pack = the_pack(project)
+    shutil.rmtree(project.folder("m"))
+    flip(pack)
+    catalog = Catalog(CacheLayout(project.cache), project.geometry.block_elements, create=True)
+    catalog.record_pack_identity(pack.stem, FileIdentity.at(pack))  # as if the disk had flipped it
+    catalog.close()
+    try:
+        project.build()
+    except StorageError:
+        assert not project.folder("m").exists()
+        project.build()
+    for name in order:
+        project.check(name)
 
 
 class StoppedError(Exception):

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from support.checkpoints import read_checkpoint, write_safetensors
-from support.projects import Reads, SmallProject, edit_tensor, snapshot, tensor_range
+from support.projects import Messages, Reads, SmallProject, edit_tensor, snapshot, tensor_range
 
 # Blocks of 64 elements: `a` and `b` have four each, `v` one. Everything is bfloat16 or float32 below.
 BLOCK = 64
@@ -257,6 +257,22 @@ def test_a_change_reruns_one_block_of_each_of_many_outputs(project):
     assert sum(report.index_bytes_read for report in reports.values()) == 4 * (ELEMENTS - BLOCK)
 
 
+def test_a_change_reruns_one_block_of_each_of_many_outputs_of_one_recipe(tmp_path):
+    project = SmallProject(tmp_path)
+    project.add_source("base", tensors(0))
+    for number in range(12):
+        project.add_source(f"e{number}", tensors(number + 1))
+        recipe = {"operator": "task_arithmetic", "base": "base", "experts": [f"e{number}"]}
+        project.set_output(f"o{number}", recipe)
+    project.build()
+    edit_tensor(project.source_file("base"), A, 0, 9.0)
+    reports = project.build().outputs
+    assert [report.blocks["computed"] for report in reports.values()] == [1] * 12
+    os.utime(project.source_file("base"))
+    reports = project.build().outputs
+    assert [report.blocks["computed"] for report in reports.values()] == [0] * 12
+
+
 def test_outputs_that_share_sources_read_them_once(tmp_path, monkeypatch):
     project = SmallProject(tmp_path)
     for seed, name in enumerate(("base", "e1", "e2")):
@@ -287,6 +303,28 @@ def test_two_names_of_one_checkpoint_are_read_once(tmp_path, monkeypatch):
     assert report.expert_blocks == {"total": 27, "read": 18, "omitted": 0, "zero": 0, "shared": 9}
     assert merged(reads.data_ranges(project.source_file("e1"))) == [(0, 4 * ELEMENTS)]
     project.check("m")
+
+
+def test_an_expert_that_is_the_base_under_another_name_is_no_delta(tmp_path):
+    project = SmallProject(tmp_path)
+    project.add_source("base", tensors(0))
+    project.sources["again"] = project.sources["base"]
+    project.set_output("m", {"operator": "task_arithmetic", "base": "base", "experts": ["again"]})
+    report = project.build_one("m")
+    assert report.blocks == {"total": BLOCKS, "computed": 0, "cached": 0, "copied": BLOCKS}
+    assert (report.expert_bytes["read"], report.base_bytes_read) == (0, 4 * ELEMENTS)
+    assert report.expert_blocks["zero"] == BLOCKS
+    project.check("m")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_progress_announces_what_is_done_and_does_it(project, workers):
+    project.set_output("m", recipe(weight=0.1) | {"write": {"shard_size": 1200}})
+    project.set_output("n", recipe(weight=0.5, rule=0.1))
+    messages = Messages()
+    project.build(reporter=messages, workers=workers)
+    assert messages.phases
+    assert all(ended and done == announced for _, announced, done, ended in messages.phases)
 
 
 # --- zero deltas and equal blocks ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from support.checkpoints import as_dtype, random_tensors
 from support.projects import SmallProject
 from support.reference import parameters
 
-from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
 
 DTYPES = ("BF16", "F16", "F32", "F64")
 WRITTEN = (None, "bfloat16", "float16", "float32", "float64")
@@ -151,6 +151,30 @@ def test_common_rows_are_merged_and_the_bases_other_rows_are_kept(tmp_path, oper
     project.build()
     project.check("own")
     project.check("wide")
+
+
+@pytest.mark.parametrize("rows", [8, 10, 13])
+def test_a_single_expert_with_other_rows_is_copied_as_far_as_its_rows_go(tmp_path, rows):
+    project = SmallProject(tmp_path, Geometry(block_elements=12))
+    project.add_source("base", random_tensors(0, {"wte.weight": (10, 4)}))
+    project.add_source("e1", random_tensors(1, {"wte.weight": (rows, 4)}))
+    recipe = {"operator": "linear", "base": "base", "experts": ["e1"], "params": {"rows": "common"}}
+    project.set_output("m", recipe)
+    report = project.build_one("m")
+    project.check("m")
+    assert report.blocks["computed"] == (1 if rows == 8 else 0)  # only a block of two origins is put together
+
+
+def test_blocks_jobs_and_tiles_of_the_default_sizes_give_the_same_numbers(tmp_path):
+    project = SmallProject(tmp_path, GEOMETRY_1)
+    shapes = {"model.layers.0.w": (2100, 700), "model.layers.0.v": (600_001,), "model.layers.0.wide": (2, 300_000)}
+    for seed, (name, dtype) in enumerate([("base", "bfloat16"), ("e1", "bfloat16"), ("e2", "float32")]):
+        project.add_source(name, random_tensors(seed, shapes, dtype))
+    experts = [{"source": "e1", "weight": 0.3}, {"source": "e2", "weight": 0.8}]
+    project.set_output("m", {"operator": "task_arithmetic", "base": "base", "experts": experts})
+    report = project.build_one("m")
+    assert report.blocks["total"] == 6 + 3 + 2
+    project.check("m", zero_signs=False)
 
 
 def test_passthrough_of_a_larger_vocabulary_keeps_all_of_its_own_rows(tmp_path):

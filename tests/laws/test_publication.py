@@ -107,6 +107,44 @@ def test_a_source_without_a_folder_has_no_side_files(project):
     assert names(project) == ["README.md", "mergepipe.json", "model.safetensors"]
 
 
+NAMES = [
+    "ü",
+    "u\u0308",
+    "a b",
+    'quo"te',
+    "back\\slash",
+    "new\nline",
+    "[x]",
+    "a.b.c",
+    "",
+    "__metadata",
+    "\u2028",
+    "#",
+    "模型",
+]
+
+
+def test_any_name_of_a_tensor_goes_through_weights_lock_and_manifest(tmp_path):
+    project = SmallProject(tmp_path)
+    for seed, source in enumerate(("base", "e1")):
+        project.add_source(source, random_tensors(seed, dict.fromkeys(NAMES, (3, 40))), shards=3)
+    recipe = {"operator": "task_arithmetic", "base": "base", "experts": ["e1"], "write": {"shard_size": 1000}}
+    project.set_output("m", recipe)
+    project.build()
+    project.check("m")
+    assert project.build_one("m").state == "unchanged"
+    assert not project.build(locked=True).lock_changed
+    assert {found.name for found in project.manifest("m").tensors} == set(NAMES)
+
+
+@pytest.mark.parametrize("path", ["out put/mérge", "build/a'b", "build/x.safetensors", "-m", "build/../elsewhere"])
+def test_any_path_of_an_output_goes(project, path):
+    change(project, path=path)
+    project.build()
+    project.check("m")
+    assert project.build_one("m").state == "unchanged"
+
+
 # --- shards -------------------------------------------------------------------------------------------------------
 
 

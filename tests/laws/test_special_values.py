@@ -154,6 +154,22 @@ def test_the_build_after_a_repaired_source_succeeds(tmp_path):
     project.check("m")
 
 
+def test_an_error_in_one_output_publishes_none_and_keeps_the_work_on_the_others(tmp_path):
+    project = linear_of(tmp_path, np.float32([[1] * 8] * 20), np.float32([[2] * 8] * 20))
+    project.build()
+    before = project.raw("m")
+    project.set_output("m", {"operator": "linear", "experts": ["e0", {"source": "e1", "weight": 3.0}]})
+    project.add_source("bad", {"y": np.float32([np.nan])})
+    project.set_output("n", {"operator": "passthrough", "experts": ["bad"]})
+    with pytest.raises(OperatorError, match="source `bad`"):
+        project.build(workers=1)
+    assert project.raw("m") == before
+    assert not project.folder("n").exists()
+    report = project.build_one("m")
+    assert (report.blocks["computed"], report.blocks["cached"]) == (0, 3)
+    project.check("m")
+
+
 @pytest.mark.parametrize("operator", ["linear", "task_arithmetic"])
 def test_non_finite_values_pass_through_where_that_is_allowed(tmp_path, operator):
     base = np.float16([1, 2, np.nan, np.inf, -np.inf, 60000, 0])

@@ -134,9 +134,13 @@ class Site:
         self.version = version
         size = "1 MB" if version % 2 else "1.6 MB"
         self.mergefile.write_text(_MERGEFILE.format(weight=0.2 + version / 100, shard_size=size), encoding="utf-8")
+        self.edit_source(version)
+
+    def edit_source(self, number: int) -> None:
+        """Change a value of one tensor of one expert, in place; nothing else of the version."""
         with self.weights("b").open("r+b") as file:
             file.seek(_data_offset(self.weights("b"), _TOUCHED) + 1000)
-            file.write(struct.pack("<H", 0x3F80 + version))
+            file.write(struct.pack("<H", 0x3F80 + number))
 
     # --- running --------------------------------------------------------------------------------------------------
 

@@ -37,14 +37,19 @@ class Messages:
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.notes: list[str] = []
-        self.phases: list[str] = []
+        self.phases: list[tuple[str, int, int, bool]] = []
+        """Name, bytes that were announced, bytes that were done, and whether it ended."""
 
     def begin(self, phase: str, total_bytes: int) -> None:
-        self.phases.append(phase)
+        self.phases.append((phase, total_bytes, 0, False))
 
-    def advance(self, count: int) -> None: ...
+    def advance(self, count: int) -> None:
+        phase, total, done, ended = self.phases[-1]
+        assert not ended
+        self.phases[-1] = (phase, total, done + count, ended)
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        self.phases[-1] = (*self.phases[-1][:3], True)
 
     def note(self, message: str) -> None:
         self.notes.append(message)

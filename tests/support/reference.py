@@ -46,7 +46,8 @@ def same_bits(first: Array, second: Array, *, zero_signs: bool = True) -> bool:
     """Return whether two arrays of one dtype hold the same bits, whatever the payload of a NaN."""
     if header_name(first.dtype) not in MERGED:
         return first.tobytes() == second.tobytes()
-    a, b = (np.array(array, dtype=np.float64).reshape(-1) for array in (first, second))
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        a, b = (np.array(array, dtype=np.float64).reshape(-1) for array in (first, second))
     both_nan = np.isnan(a) & np.isnan(b)
     signs = (np.signbit(a) == np.signbit(b)) if zero_signs else np.ones(a.shape, bool)
     return bool((both_nan | ((a == b) & signs)).all())

@@ -1,0 +1,303 @@
+"""The catalog: what it trusts of source files, and what it gives back of results, packs, staging and outputs."""
+
+import dataclasses
+import sqlite3
+import threading
+
+import pytest
+
+from mergepipe.cache.catalog import Catalog, Published, Result, SourceFile, StagedTensor, TensorDigests
+from mergepipe.cache.layout import CacheLayout
+from mergepipe.errors import CacheError, StorageError
+from mergepipe.fsio.identity import COARSE_GRANULARITY_NS, FINE_GRANULARITY_NS, FileIdentity
+
+WRITTEN = 1_700_000_000_123_456_789
+IDENTITY = FileIdentity(size=100, mtime_ns=WRITTEN, ctime_ns=WRITTEN, inode=7)
+LATER = WRITTEN + FINE_GRANULARITY_NS
+DIGESTS = [TensorDigests(name=name, digest=name.encode() * 32, blocks=name.encode() * 64) for name in "ab"]
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    layout = CacheLayout(tmp_path / "project/.mergecache")
+    layout.create()
+    catalog = Catalog(layout, 64, create=True)
+    yield catalog
+    catalog.close()
+
+
+def file_at(path, identity=IDENTITY, header=b"h" * 32):
+    return SourceFile(path=path, identity=identity, header=header)
+
+
+def result(key=b"k", tensor="t", **changes):
+    made = Result(
+        key=key * 32,
+        tensor=tensor,
+        dtype="F32",
+        shape=(2, 3),
+        recipe=b"r" * 32,
+        digest=b"d" * 32,
+        block_keys=b"b" * 64,
+        block_digests=b"c" * 64,
+        pack="p1",
+        offset=8,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+# --- source files -------------------------------------------------------------------------------------------------
+
+
+def test_what_was_recorded_of_a_file_is_known_while_it_is_the_same(catalog, tmp_path):
+    file = file_at(tmp_path / "x")
+    catalog.record_tensors(file, LATER, DIGESTS)
+    assert catalog.tensor_digests(file) == {"a": b"a" * 32, "b": b"b" * 32}
+    assert catalog.block_digests(file, "a") == b"a" * 64
+    assert catalog.block_digests(file, "other") is None
+
+
+@pytest.mark.parametrize("field", ["size", "mtime_ns", "ctime_ns", "inode"])
+def test_a_file_that_differs_in_any_mark_is_not_trusted(catalog, tmp_path, field):
+    catalog.record_tensors(file_at(tmp_path / "x"), LATER, DIGESTS)
+    other = dataclasses.replace(IDENTITY, **{field: getattr(IDENTITY, field) - 1})
+    assert catalog.tensor_digests(file_at(tmp_path / "x", other)) == {}
+    assert catalog.block_digests(file_at(tmp_path / "x", other), "a") is None
+
+
+def test_a_file_with_another_header_or_path_is_not_trusted(catalog, tmp_path):
+    catalog.record_tensors(file_at(tmp_path / "x"), LATER, DIGESTS)
+    assert catalog.tensor_digests(file_at(tmp_path / "x", header=b"i" * 32)) == {}
+    assert catalog.tensor_digests(file_at(tmp_path / "y")) == {}
+
+
+@pytest.mark.parametrize(
+    ("read_after", "trusted"), [(FINE_GRANULARITY_NS - 1, False), (FINE_GRANULARITY_NS, True), (-10, False)]
+)
+def test_a_file_read_within_the_granularity_of_its_change_is_not_trusted(catalog, tmp_path, read_after, trusted):
+    file = file_at(tmp_path / "x")
+    catalog.record_tensors(file, WRITTEN + read_after, DIGESTS)
+    assert (catalog.tensor_digests(file) != {}) == trusted
+
+
+@pytest.mark.parametrize(("read_after", "trusted"), [(COARSE_GRANULARITY_NS - 1, False), (COARSE_GRANULARITY_NS, True)])
+def test_whole_seconds_are_taken_for_coarse_timestamps(catalog, tmp_path, read_after, trusted):
+    second = WRITTEN // 10**9 * 10**9
+    file = file_at(tmp_path / "x", FileIdentity(size=1, mtime_ns=second, ctime_ns=second, inode=1))
+    catalog.record_tensors(file, second + read_after, DIGESTS)
+    assert (catalog.tensor_digests(file) != {}) == trusted
+
+
+def test_an_mtime_in_the_future_says_nothing(catalog, tmp_path):
+    file = file_at(tmp_path / "x", dataclasses.replace(IDENTITY, mtime_ns=WRITTEN * 2))
+    catalog.record_tensors(file, LATER, DIGESTS)
+    assert catalog.tensor_digests(file)
+
+
+def test_records_of_an_unchanged_file_add_up(catalog, tmp_path):
+    file = file_at(tmp_path / "x")
+    for digest in DIGESTS:
+        catalog.record_tensors(file, LATER, [digest])
+    assert len(catalog.tensor_digests(file)) == 2
+    assert catalog.count("files") == 1
+
+
+def test_records_of_a_changed_file_replace_the_old_ones(catalog, tmp_path):
+    catalog.record_tensors(file_at(tmp_path / "x"), LATER, DIGESTS)
+    changed = file_at(tmp_path / "x", dataclasses.replace(IDENTITY, inode=8))
+    catalog.record_tensors(changed, LATER, DIGESTS[:1])
+    assert set(catalog.tensor_digests(changed)) == {"a"}
+    assert catalog.tensor_digests(file_at(tmp_path / "x")) == {}
+    assert (catalog.count("files"), catalog.count("tensors")) == (1, 1)
+
+
+def test_a_forgotten_file_is_unknown(catalog, tmp_path):
+    catalog.record_tensors(file_at(tmp_path / "x"), LATER, DIGESTS)
+    catalog.forget_file(tmp_path / "x")
+    assert catalog.tensor_digests(file_at(tmp_path / "x")) == {}
+    assert catalog.count("tensors") == 0
+
+
+def test_block_sizes_are_kept_apart(catalog, tmp_path):
+    file = file_at(tmp_path / "x")
+    catalog.record_tensors(file, LATER, DIGESTS)
+    other = Catalog(catalog.layout, 128, create=True)
+    assert other.tensor_digests(file) == {}
+    other.record_tensors(file, LATER, DIGESTS[:1])
+    assert (len(other.tensor_digests(file)), len(catalog.tensor_digests(file))) == (1, 2)
+    other.close()
+
+
+def test_paths_inside_the_project_are_kept_relative_to_it(catalog, tmp_path):
+    inside, outside = file_at(tmp_path / "project/models/x"), file_at(tmp_path / "elsewhere/x")
+    catalog.record_tensors(inside, LATER, DIGESTS)
+    catalog.record_tensors(outside, LATER, DIGESTS)
+    catalog.close()
+    (tmp_path / "project").rename(tmp_path / "moved")
+    moved = Catalog(CacheLayout(tmp_path / "moved/.mergecache"), 64, create=False)
+    assert moved.tensor_digests(file_at(tmp_path / "moved/models/x"))
+    assert moved.tensor_digests(outside)
+    assert not moved.tensor_digests(inside)
+    moved.close()
+
+
+# --- results and packs --------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_found_by_its_key_and_in_its_pack(catalog):
+    results = [result(), result(b"l", "u", offset=0)]
+    catalog.record_pack("p1", IDENTITY, results, "staged")
+    assert catalog.result(b"k" * 32) == results[0]
+    assert catalog.result(b"x" * 32) is None
+    assert catalog.results_in("p1") == (results[1], results[0])  # in file order
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4)])
+def test_a_shape_comes_back_as_it_was(catalog, shape):
+    catalog.record_pack("p1", IDENTITY, [result(shape=shape)], "staged")
+    assert catalog.result(b"k" * 32).shape == shape
+
+
+def test_equal_tensors_of_one_pack_are_all_kept(catalog):
+    catalog.record_pack("p1", IDENTITY, [result(tensor="t"), result(tensor="u", offset=99)], "staged")
+    assert [found.tensor for found in catalog.results_in("p1")] == ["t", "u"]
+
+
+def test_a_result_may_lie_in_several_packs_and_outlives_one(catalog):
+    for name in ("p1", "p2"):
+        catalog.record_pack(name, IDENTITY, [result(pack=name)], "staged")
+    catalog.drop_pack("p1")
+    assert catalog.result(b"k" * 32).pack == "p2"
+    catalog.drop_pack("p2")
+    assert catalog.result(b"k" * 32) is None
+    assert catalog.count("results") == 0
+
+
+def test_results_of_a_pack_that_is_not_known_are_refused(catalog):
+    with pytest.raises(CacheError):
+        catalog.record_results([result(pack="nowhere")])
+    assert catalog.count("results") == 0
+
+
+def test_a_packs_identity_is_the_last_one_recorded(catalog):
+    catalog.record_pack("p1", IDENTITY, [result()], "staged")
+    other = dataclasses.replace(IDENTITY, ctime_ns=1)
+    catalog.record_pack_identity("p1", other)
+    assert catalog.pack_identity("p1") == other
+    assert catalog.pack_identity("p2") is None
+    assert catalog.result(b"k" * 32)  # its results stay
+
+
+def test_packs_are_listed_least_recently_used_first(catalog):
+    for name in ("p1", "p2", "p3"):
+        catalog.record_pack(name, IDENTITY, [], "staged")
+    catalog.record_pack_identity("p1", IDENTITY)
+    assert [name for name, _ in catalog.pack_names()] == ["p2", "p3", "p1"]
+
+
+# --- staging and outputs ------------------------------------------------------------------------------------------
+
+
+def test_staging_rows_are_replaced_and_go_with_the_pack_that_they_become(catalog):
+    for digest in (b"1", b"2"):
+        catalog.record_staged("s", [StagedTensor(tensor="t", block_keys=b"k" * 32, block_digests=digest * 32)])
+    assert catalog.staged("s")["t"].block_digests == b"2" * 32
+    catalog.record_staged("other", [StagedTensor(tensor="t", block_keys=b"", block_digests=b"")])
+    catalog.record_pack("p1", IDENTITY, [], "s")
+    assert catalog.staged("s") == {}
+    assert set(catalog.staged("other")) == {"t"}
+    catalog.drop_staged(["other"])
+    assert catalog.count("staged") == 0
+
+
+def test_what_was_published_is_known_by_directory(catalog, tmp_path):
+    published = Published(key=b"k", files=b"f", record=b"r")
+    catalog.record_published(tmp_path / "project/build/m", published)
+    assert catalog.published(tmp_path / "project/build/m") == published
+    assert catalog.published(tmp_path / "project/build/n") is None
+    catalog.record_published_files(tmp_path / "project/build/m", b"g")
+    assert catalog.published(tmp_path / "project/build/m") == dataclasses.replace(published, files=b"g")
+
+
+@pytest.mark.parametrize(("moved", "kept"), [(10**7, 10**7 / 2), (10, None)])
+def test_only_builds_that_moved_enough_say_something_about_speed(catalog, moved, kept):
+    catalog.record_throughput(moved, 2.0)
+    assert catalog.throughput() == kept
+
+
+# --- transactions and files ---------------------------------------------------------------------------------------
+
+
+def test_a_transaction_that_fails_leaves_nothing(catalog, tmp_path):
+    def fail():
+        with catalog.transaction():
+            catalog.record_tensors(file_at(tmp_path / "x"), LATER, DIGESTS)
+            catalog.record_pack("p1", IDENTITY, [result()], "s")
+            raise KeyError("here")
+
+    with pytest.raises(KeyError, match="here"):
+        fail()
+    assert (catalog.count("files"), catalog.count("packs"), catalog.count("results")) == (0, 0, 0)
+    catalog.record_pack("p1", IDENTITY, [result()], "s")
+    assert catalog.count("packs") == 1
+
+
+def test_what_one_transaction_writes_another_reader_sees_at_once_or_not_at_all(catalog):
+    reader = Catalog(catalog.layout, 64, create=False)
+    with catalog.transaction():
+        catalog.record_pack("p1", IDENTITY, [result()], "s")
+        assert reader.result(b"k" * 32) is None
+    assert reader.result(b"k" * 32)
+    reader.close()
+
+
+def test_a_reader_of_a_missing_catalog_finds_nothing_and_makes_nothing(tmp_path):
+    catalog = Catalog(CacheLayout(tmp_path / "cache"), 64, create=False)
+    assert catalog.result(b"k" * 32) is None
+    assert catalog.tensor_digests(file_at(tmp_path / "x")) == {}
+    assert (catalog.count("packs"), catalog.throughput(), catalog.pack_names()) == (0, None, ())
+    catalog.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("garbage", [b"", b"x" * 5000, b"SQLite format 3\0" + b"\xff" * 4000])
+def test_a_catalog_that_is_none_is_set_aside_and_begun_anew(tmp_path, garbage):
+    layout = CacheLayout(tmp_path / "cache")
+    layout.create()
+    layout.catalog.write_bytes(garbage)
+    reader = Catalog(layout, 64, create=False)
+    assert reader.count("packs") == 0
+    reader.close()
+    assert layout.catalog.read_bytes() == garbage
+    catalog = Catalog(layout, 64, create=True)
+    catalog.record_pack("p1", IDENTITY, [result()], "s")
+    catalog.close()
+    again = Catalog(layout, 64, create=True)
+    assert again.result(b"k" * 32)
+    again.close()
+
+
+def test_a_catalog_of_another_version_is_set_aside_and_begun_anew(catalog):
+    catalog.record_pack("p1", IDENTITY, [result()], "s")
+    catalog.close()
+    with sqlite3.connect(catalog.layout.catalog) as db:
+        db.execute("PRAGMA user_version = 999")
+    db.close()
+    again = Catalog(catalog.layout, 64, create=True)
+    assert again.count("packs") == 0
+    again.close()
+    assert catalog.layout.catalog.with_name("catalog.db.unusable").exists()
+
+
+def test_a_catalog_whose_folder_is_missing_is_an_error_in_words(tmp_path):
+    with pytest.raises((CacheError, StorageError), match=r"catalog\.db"):
+        Catalog(CacheLayout(tmp_path / "missing"), 64, create=True)
+
+
+def test_a_catalog_may_be_read_from_another_thread(catalog):
+    catalog.record_pack("p1", IDENTITY, [result()], "s")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(catalog.result(b"k" * 32)))
+    thread.start()
+    thread.join()
+    assert found == [result()]

@@ -1,0 +1,94 @@
+"""Pruning: by age and size, least recently used first, and always what nothing knows of."""
+
+import time
+
+import pytest
+from support.checkpoints import random_tensors
+from support.projects import SmallProject
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.layout import CacheLayout
+from mergepipe.cache.maintenance import cache_info, prune
+from mergepipe.fsio.identity import FileIdentity
+
+DAY = 86_400 * 10**9
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    layout = CacheLayout(tmp_path / "cache")
+    layout.create()
+    catalog = Catalog(layout, 64, create=True)
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def packs(catalog, monkeypatch):
+    """Make five packs of 100 bytes; p0 was used five days ago, p4 one day ago."""
+    now = time.time_ns()
+    for number in range(5):
+        path = catalog.layout.packs / f"p{number}.safetensors"
+        path.write_bytes(bytes(100))
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda n=number: now - (5 - n) * DAY)
+            catalog.record_pack(f"p{number}", FileIdentity.at(path), [], "s")
+    return catalog.layout.packs
+
+
+def left(packs):
+    return sorted(path.stem for path in packs.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "max_age_days", "kept"),
+    [
+        (None, None, ["p0", "p1", "p2", "p3", "p4"]),
+        (500, None, ["p0", "p1", "p2", "p3", "p4"]),
+        (499, None, ["p1", "p2", "p3", "p4"]),
+        (100, None, ["p4"]),
+        (99, None, []),
+        (0, None, []),
+        (None, 2.5, ["p3", "p4"]),
+        (None, 0, []),
+        (100, 2.5, ["p4"]),
+        (300, 1.5, ["p4"]),
+    ],
+)
+def test_packs_go_by_age_and_size_the_longest_unused_first(catalog, packs, max_bytes, max_age_days, kept):
+    done = prune(catalog, max_bytes=max_bytes, max_age_days=max_age_days)
+    assert left(packs) == kept
+    assert [name for name, _ in catalog.pack_names()] == kept
+    gone = 5 - len(kept)
+    assert done == {"removed": gone, "removed_bytes": 100 * gone, "kept_bytes": 100 * len(kept)}
+
+
+def test_what_killed_builds_left_always_goes(catalog, packs):
+    (packs / "unknown.safetensors").write_bytes(bytes(10))
+    (catalog.layout.staging / "s.safetensors").write_bytes(bytes(20))
+    catalog.layout.quarantine.mkdir()
+    (catalog.layout.quarantine / "q.safetensors").write_bytes(bytes(30))
+    info = cache_info(catalog)
+    assert (info["packs"], info["staged_bytes"], info["quarantined_bytes"]) == (6, 20, 30)
+    done = prune(catalog, max_bytes=None, max_age_days=None)
+    assert done["removed_bytes"] == 60
+    assert left(packs) == ["p0", "p1", "p2", "p3", "p4"]
+    info = cache_info(catalog)
+    assert (info["pack_bytes"], info["staged_bytes"], info["quarantined_bytes"]) == (500, 0, 0)
+
+
+def test_a_pack_that_is_recorded_and_gone_counts_nothing(catalog, packs):
+    (packs / "p0.safetensors").unlink()
+    assert prune(catalog, max_bytes=400, max_age_days=None)["kept_bytes"] == 400
+    assert left(packs) == ["p1", "p2", "p3", "p4"]
+
+
+def test_published_outputs_keep_their_bytes(tmp_path):
+    project = SmallProject(tmp_path)
+    project.add_source("e1", random_tensors(0, {"w": (16, 16)}))
+    project.set_output("m", {"operator": "passthrough", "experts": ["e1"]})
+    project.build()
+    before = project.raw("m")
+    assert project.open().cache_prune(max_bytes=0).removed == 1
+    assert project.raw("m") == before
+    assert project.build_one("m").state == "unchanged"

@@ -1,0 +1,143 @@
+"""What a run knows of its sources: from the catalog, from what it read, and never more than it checked."""
+
+import os
+
+import pytest
+from blake3 import blake3
+from support.checkpoints import random_tensors, write_checkpoint
+from support.projects import TINY
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.layout import CacheLayout
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.checkpoints.checkpoint import open_checkpoint
+from mergepipe.digest import source_digest, tensor_digest
+from mergepipe.errors import SourceChangedError
+
+SHAPES = {"a": (16, 16), "b": (5,)}
+BLOCK = 64 * 4  # bytes of a block of float32
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    layout = CacheLayout(tmp_path / "cache")
+    layout.create()
+    catalog = Catalog(layout, TINY.block_elements, create=True)
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_checkpoint(tmp_path / "e1", random_tensors(0, SHAPES), shards=2)
+
+
+def index_of(catalog, **folders):
+    checkpoints = {name: open_checkpoint(path, label=name) for name, path in folders.items()}
+    return SourceIndex(catalog, checkpoints, TINY), checkpoints
+
+
+def read(index, checkpoints, source, *names):
+    """Give the index the digests of these tensors, as a run that read them would."""
+    index.settle([source])
+    for name in names:
+        info = checkpoints[source].tensors[name]
+        data = checkpoints[source].files[info.file].path.read_bytes()[info.offset :][: info.nbytes]
+        blocks = b"".join(blake3(data[at : at + BLOCK]).digest() for at in range(0, len(data), BLOCK))
+        index.add(source, info, blocks)
+
+
+def test_everything_is_cold_before_it_is_read(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    assert [info.name for info in index.cold("e1")] == ["a", "b"]
+    assert index.digest("e1") is None
+    info = checkpoints["e1"].tensors["a"]
+    assert index.tensor("e1", info) is None
+    assert index.blocks("e1", info) is None
+
+
+def test_what_was_read_is_known_at_once_and_by_the_next_run_once_it_is_flushed(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    read(index, checkpoints, "e1", "a", "b")
+    digest = index.digest("e1")
+    pairs = [(n, index.tensor("e1", info)) for n, info in checkpoints["e1"].tensors.items()]
+    assert digest == source_digest(pairs)
+    info = checkpoints["e1"].tensors["a"]
+    assert index.tensor("e1", info) == tensor_digest("F32", (16, 16), index.blocks("e1", info))
+    other, _ = index_of(catalog, e1=folder)
+    assert other.digest("e1") is None
+    index.flush()
+    other, _ = index_of(catalog, e1=folder)
+    assert other.digest("e1") == digest
+    assert other.blocks("e1", info) == index.blocks("e1", info)
+    assert other.cold("e1") == ()
+
+
+def test_a_source_is_known_when_its_last_tensor_is(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    read(index, checkpoints, "e1", "a")
+    assert index.digest("e1") is None
+    assert [info.name for info in index.cold("e1")] == ["b"]
+    read(index, checkpoints, "e1", "b")
+    assert index.digest("e1") is not None
+
+
+def test_a_source_has_one_digest_however_it_is_sharded(catalog, folder, tmp_path):
+    other = write_checkpoint(tmp_path / "other", dict(reversed(random_tensors(0, SHAPES).items())), config={"x": 1})
+    index, checkpoints = index_of(catalog, e1=folder, other=other)
+    for source in checkpoints:
+        read(index, checkpoints, source, "a", "b")
+    assert index.digest("e1") == index.digest("other")
+
+
+def test_two_names_of_one_file_are_known_together(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder, again=folder)
+    read(index, checkpoints, "again", "a", "b")
+    assert index.cold("e1") == ()
+    assert index.digest("e1") == index.digest("again")
+
+
+def test_a_file_that_changed_since_its_header_was_read_is_not_recorded(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    read(index, checkpoints, "e1", "a", "b")
+    os.utime(folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(SourceChangedError, match="source `e1`"):
+        index.flush()
+    assert catalog.count("files") == 0
+
+
+def test_a_file_that_changed_is_forgotten(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    read(index, checkpoints, "e1", "a", "b")
+    index.flush()
+    index.check_unchanged()
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(SourceChangedError, match="00002"):
+        index.check_unchanged()
+    assert catalog.count("files") == 1
+
+
+def test_forgetting_a_file_makes_its_tensors_cold_in_this_run_as_well(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    read(index, checkpoints, "e1", "a", "b")
+    index.flush()
+    assert index.digest("e1") is not None
+    index.forget(folder / "model-00001-of-00002.safetensors")
+    assert [info.name for info in index.cold("e1")] == ["a"]
+    assert index.digest("e1") is None
+    index.flush()  # nothing of it comes back
+    other, _ = index_of(catalog, e1=folder)
+    assert [info.name for info in other.cold("e1")] == ["a"]
+
+
+def test_a_tensor_whose_row_vanished_is_cold_again(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    read(index, checkpoints, "e1", "a", "b")
+    index.flush()
+    other, _ = index_of(catalog, e1=folder)
+    assert other.digest("e1") is not None
+    catalog.forget_file(folder / "model-00001-of-00002.safetensors")
+    info = checkpoints["e1"].tensors["a"]
+    assert other.blocks("e1", info) is None
+    assert other.tensor("e1", info) is None
+    assert other.digest("e1") is None
