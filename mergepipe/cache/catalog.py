@@ -241,8 +241,10 @@ class Catalog:
 
     def _insert_results(self, db: sqlite3.Connection, results: Iterable[Result]) -> None:
         rows = [
-            (r.key, r.output, r.tensor, r.dtype, _shape_text(r.shape), r.recipe, r.digest, r.block_keys, r.block_digests, r.pack,
-             r.offset)
+            (
+                *(r.key, r.output, r.tensor, r.dtype, _shape_text(r.shape), r.recipe, r.digest),
+                *(r.block_keys, r.block_digests, r.pack, r.offset),
+            )
             for r in results
         ]
         db.executemany(
