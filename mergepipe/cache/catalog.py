@@ -8,6 +8,7 @@ are written after it is.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergepipe.cache.database import guarded, open_database
+from mergepipe.cache.database import guarded, is_sealed, open_database, seal
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.fsio.identity import FileIdentity
 
@@ -142,18 +143,25 @@ class Catalog:
 
     # --- source files ---------------------------------------------------------------------------------------------
 
-    def _path_key(self, path: Path) -> str:
+    def _sealed_rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        """Return the rows of a query whose last column is their seal, without it; a damaged row counts as absent."""
+        return [row[:-1] for row in self._rows(query, values) if is_sealed(row)]
+
+    def _path_key(self, path: Path) -> bytes:
         """Return the path relative to the project where it lies inside, so that a moved project keeps its catalog."""
         root = self.layout.root.parent
-        return os.path.relpath(path, root) if path.is_relative_to(root) else str(path)
+        return os.fsencode(os.path.relpath(path, root) if path.is_relative_to(root) else path)
 
     def _trusted_file(self, file: SourceFile) -> int | None:
         rows = self._rows(
-            "SELECT id, size, mtime_ns, ctime_ns, inode, header, read_at_ns FROM files"
+            "SELECT id, path, size, mtime_ns, ctime_ns, inode, header, read_at_ns, seal FROM files"
             " WHERE path = ? AND block_elements = ?",
             (self._path_key(file.path), self.block_elements),
         )
-        for file_id, size, mtime_ns, ctime_ns, inode, header, read_at_ns in rows:
+        for file_id, *sealed in rows:
+            if not is_sealed(sealed):
+                continue
+            _, size, mtime_ns, ctime_ns, inode, header, read_at_ns, _ = sealed
             known = FileIdentity(size, mtime_ns, ctime_ns, inode)
             racy = file.identity.is_racy(read_at_ns)
             if known == file.identity and header == file.header and not racy:
@@ -165,10 +173,14 @@ class Catalog:
         row = self._trusted_file(file)
         if row is None:
             return {}
-        return dict(self._rows("SELECT name, digest FROM tensors WHERE file = ?", (row,)))
+        rows = self._sealed_rows("SELECT file, name, digest, seal FROM tensors WHERE file = ?", (row,))
+        return {name: digest for _, name, digest in rows}
 
     def block_digests(self, file: SourceFile, tensor: str) -> bytes | None:
-        """Return the packed block digests of a tensor, or None if they are not known."""
+        """Return the packed block digests of a tensor, or None if they are not known.
+
+        The caller checks that they hash to the tensor's digest.
+        """
         row = self._trusted_file(file)
         found = self._rows("SELECT blocks FROM tensors WHERE file = ? AND name = ?", (row, tensor))
         return found[0][0] if found else None
@@ -182,16 +194,16 @@ class Catalog:
                 db.execute(
                     "DELETE FROM files WHERE path = ? AND block_elements = ?", (path, self.block_elements)
                 )
-                identity = file.identity
+                i = file.identity
+                facts = (path, i.size, i.mtime_ns, i.ctime_ns, i.inode, file.header, read_at_ns)
                 row = db.execute(
-                    "INSERT INTO files (path, block_elements, size, mtime_ns, ctime_ns, inode, header, read_at_ns)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    (path, self.block_elements, identity.size, identity.mtime_ns, identity.ctime_ns, identity.inode,
-                     file.header, read_at_ns),
-                ).lastrowid  # fmt: skip
+                    "INSERT INTO files (path, size, mtime_ns, ctime_ns, inode, header, read_at_ns, seal,"
+                    " block_elements) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*facts, seal(*facts), self.block_elements),
+                ).lastrowid
             db.executemany(
-                "INSERT OR REPLACE INTO tensors (file, name, digest, blocks) VALUES (?, ?, ?, ?)",
-                [(row, tensor.name, tensor.digest, tensor.blocks) for tensor in tensors],
+                "INSERT OR REPLACE INTO tensors (file, name, digest, blocks, seal) VALUES (?, ?, ?, ?, ?)",
+                [(row, t.name, t.digest, t.blocks, seal(row, t.name, t.digest)) for t in tensors],
             )
 
     def forget_file(self, path: Path) -> None:
@@ -203,7 +215,7 @@ class Catalog:
 
     def result(self, key: bytes) -> Result | None:
         """Return a finished tensor by its action key."""
-        rows = self._rows(f"SELECT {_RESULT_COLUMNS} FROM results WHERE key = ? LIMIT 1", (key,))
+        rows = self._sealed_rows(f"SELECT {_RESULT_COLUMNS}, seal FROM results WHERE key = ?", (key,))
         return _result(rows[0]) if rows else None
 
     def candidates(self, output: str, tensor: str, recipe: bytes, shape: tuple[int, ...]) -> tuple[Result, ...]:
@@ -211,17 +223,12 @@ class Catalog:
 
         The output's own come first, then those of others with the same recipe; the newest of each first.
         """
-        rows = self._rows(
-            f"SELECT {_RESULT_COLUMNS} FROM results"
+        rows = self._sealed_rows(
+            f"SELECT {_RESULT_COLUMNS}, seal FROM results"
             " WHERE recipe = ? AND tensor = ? AND shape = ? AND block_elements = ?"
             " ORDER BY output = ? DESC, rowid DESC LIMIT ?",
             (recipe, tensor, _shape_text(shape), self.block_elements, output, _CANDIDATES),
         )
-        return tuple(_result(row) for row in rows)
-
-    def results_in(self, pack: str) -> tuple[Result, ...]:
-        """Return the results whose bytes lie in a pack, in file order."""
-        rows = self._rows(f"SELECT {_RESULT_COLUMNS} FROM results WHERE pack = ? ORDER BY offset", (pack,))
         return tuple(_result(row) for row in rows)
 
     def record_pack(self, name: str, identity: FileIdentity, results: Iterable[Result], staged: str) -> None:
@@ -248,9 +255,9 @@ class Catalog:
             for r in results
         ]
         db.executemany(
-            f"INSERT OR REPLACE INTO results ({_RESULT_COLUMNS}, block_elements)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(*row, self.block_elements) for row in rows],
+            f"INSERT OR REPLACE INTO results ({_RESULT_COLUMNS}, seal, block_elements)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(*row, seal(*row), self.block_elements) for row in rows],
         )
 
     def record_pack_identity(self, name: str, identity: FileIdentity) -> None:
@@ -304,20 +311,17 @@ class Catalog:
 
     def published(self, directory: Path) -> Published | None:
         """Return what was last published into a directory from this cache."""
-        rows = self._rows("SELECT key, files, record FROM published WHERE path = ?", (self._path_key(directory),))
-        return Published(key=rows[0][0], files=rows[0][1], record=rows[0][2]) if rows else None
-
-    def record_published_files(self, directory: Path, files: bytes) -> None:
-        """Record the present identities of files that were published into a directory."""
-        with self.transaction() as db:
-            db.execute("UPDATE published SET files = ? WHERE path = ?", (files, self._path_key(directory)))
+        path = self._path_key(directory)
+        rows = self._sealed_rows("SELECT path, key, files, record, seal FROM published WHERE path = ?", (path,))
+        return Published(key=rows[0][1], files=rows[0][2], record=rows[0][3]) if rows else None
 
     def record_published(self, directory: Path, published: Published) -> None:
         """Record what is being published into a directory."""
+        row = (self._path_key(directory), published.key, published.files, published.record)
         with self.transaction() as db:
             db.execute(
-                "INSERT OR REPLACE INTO published (path, key, files, record) VALUES (?, ?, ?, ?)",
-                (self._path_key(directory), published.key, published.files, published.record),
+                "INSERT OR REPLACE INTO published (path, key, files, record, seal) VALUES (?, ?, ?, ?, ?)",
+                (*row, seal(*row)),
             )
 
     def count(self, table: str) -> int:
@@ -336,7 +340,8 @@ class Catalog:
     def throughput(self) -> float | None:
         """Return the bytes per second of the last build that was measured."""
         rows = self._rows("SELECT value FROM measured WHERE name = 'throughput'", ())
-        return float(rows[0][0]) if rows else None
+        value = float(rows[0][0]) if rows else 0.0
+        return value if 0 < value < math.inf else None
 
 
 _RESULT_COLUMNS = "key, output, tensor, dtype, shape, recipe, digest, block_keys, block_digests, pack, offset"

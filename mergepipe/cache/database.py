@@ -2,28 +2,32 @@
 
 The rollback journal is used and not the write-ahead log: readers then write nothing, and it works on file systems
 without shared memory maps. A catalog that is damaged, or that another version wrote, is set aside and started anew:
-losing it costs time and nothing else.
+losing it costs time and nothing else. SQLite checks no content, so rows whose damage could reach a result carry a seal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from blake3 import blake3
 
 from mergepipe.errors import CacheError, fail_storage
 
 SCHEMA_VERSION = 1
+_SEAL_BYTES = 8
 
 _SCHEMA = """
 CREATE TABLE files (
     id INTEGER PRIMARY KEY,
-    path TEXT NOT NULL,
+    path BLOB NOT NULL,
     block_elements INTEGER NOT NULL,
     size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
     header BLOB NOT NULL,
     read_at_ns INTEGER NOT NULL,
+    seal BLOB NOT NULL,
     UNIQUE (path, block_elements)
 );
 CREATE TABLE tensors (
@@ -31,6 +35,7 @@ CREATE TABLE tensors (
     name TEXT NOT NULL,
     digest BLOB NOT NULL,
     blocks BLOB NOT NULL,
+    seal BLOB NOT NULL,
     PRIMARY KEY (file, name)
 );
 CREATE TABLE packs (
@@ -51,6 +56,7 @@ CREATE TABLE results (
     block_keys BLOB NOT NULL,
     block_digests BLOB NOT NULL,
     offset INTEGER NOT NULL,
+    seal BLOB NOT NULL,
     PRIMARY KEY (key, pack, tensor)
 );
 CREATE INDEX results_by_recipe ON results (recipe, tensor);
@@ -67,10 +73,11 @@ CREATE TABLE measured (
     value REAL NOT NULL
 );
 CREATE TABLE published (
-    path TEXT PRIMARY KEY,
+    path BLOB PRIMARY KEY,
     key BLOB NOT NULL,
     files BLOB NOT NULL,
-    record BLOB NOT NULL
+    record BLOB NOT NULL,
+    seal BLOB NOT NULL
 );
 """
 
@@ -102,9 +109,29 @@ def open_database(path: Path, *, create: bool) -> sqlite3.Connection | None:
     return connection
 
 
+def seal(*columns: object) -> bytes:
+    """Return a short checksum over the columns of a row (bytes, text and integers)."""
+    hasher = blake3()
+    for column in columns:
+        data = column if isinstance(column, bytes) else str(column).encode("utf-8", "surrogateescape")
+        hasher.update(b"%d:" % len(data) + data)
+    return hasher.digest()[:_SEAL_BYTES]
+
+
+def is_sealed(row: Sequence[object]) -> bool:
+    """Return whether a row, its seal last, is what was written."""
+    return seal(*row[:-1]) == row[-1]
+
+
+def _connection(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+    connection.text_factory = lambda data: str(data, "utf-8", "replace")  # damaged text then fails its seal
+    return connection
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     with guarded(path):
-        connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        connection = _connection(path)
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
@@ -118,7 +145,7 @@ def _open_existing(path: Path) -> sqlite3.Connection | None:
         If it cannot be opened for another reason, such as permissions: that says nothing about its content.
     """
     with guarded(path):
-        connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        connection = _connection(path)
         try:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version == SCHEMA_VERSION:

@@ -73,7 +73,8 @@ class SourceIndex:
             return None
         if info.name not in state.blocks:
             found = self._catalog.block_digests(state.key, info.name)
-            if found is None:  # the row vanished meanwhile: the tensor is cold again
+            if found is None or tensor_digest(info.dtype, info.shape, found) != state.known[info.name]:
+                # The row vanished meanwhile, or is damaged: the tensor is cold again.
                 del state.known[info.name]
                 self._digests.clear()
                 return None

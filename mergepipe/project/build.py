@@ -155,7 +155,9 @@ def recheck_published(prepared: Prepared, catalog: Catalog) -> Prepared:
     checked = recheck(prepared.target, known.files, prepared.plan.geometry)
     if checked is None:
         return prepared
-    catalog.record_published_files(prepared.target, encode_files(checked))
+    published = catalog.published(prepared.target)
+    assert published is not None, "it was there a moment ago, and nobody else writes while we hold the cache"
+    catalog.record_published(prepared.target, replace(published, files=encode_files(checked)))
     return replace(prepared, reasons=(), only_touched=False)
 
 
@@ -307,16 +309,15 @@ def publish(
     with Publication(prepared.target, force=force) as publication:
         files = publication.assemble(contents)
         _confirm_packs(prepared.plan.output.name, finished, packs)
-        with catalog.transaction():
-            catalog.record_published(
-                prepared.target, encode_published(facts, files, record, dict(ready.expert_blocks))
-            )
+        published = encode_published(facts, files, record, dict(ready.expert_blocks))
+        catalog.record_published(prepared.target, published)
         crash_point("publish.recorded")
         publication.swap()
         with catalog.transaction():
             for shard in finished.shards:
                 packs.refresh(shard.pack)
-            catalog.record_published_files(prepared.target, encode_files(settled_files(prepared.target, files)))
+            settled = encode_files(settled_files(prepared.target, files))
+            catalog.record_published(prepared.target, replace(published, files=settled))
 
 
 def _confirm_packs(output: str, finished: FinishedOutput, packs: PackStore) -> None:

@@ -112,12 +112,19 @@ def check_collisions(target: Path, names: Iterable[str], *, force: bool) -> None
 
 
 def owned_files(target: Path) -> tuple[str, ...] | None:
-    """Return the names of the files that mergepipe put into a directory, or None if it is not one of its own."""
+    """Return the names of the files that mergepipe put into a directory, or None if it is not one of its own.
+
+    Raises
+    ------
+    StorageError
+        If the record that says so is there and cannot be read: it decides whose files are whose.
+    """
     try:
-        record = msgspec.json.decode((target / MANIFEST).read_bytes(), type=_Owned)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode((target / MANIFEST).read_bytes(), type=_Owned).files
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
-    return record.files
+    except OSError as error:
+        fail_storage(error, target / MANIFEST, "read")
 
 
 class _Owned(msgspec.Struct):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from support.cli import start_mergepipe
 from support.crash import MANIFEST, OUTPUTS, Site, files_in, spread
 
 FEW, MANY = 5, 60
@@ -54,10 +56,25 @@ def test_killed_at_many_moments_spread_over_a_build_the_next_one_ends_clean(buil
     kill_at_moments(built, clean, MANY, seed)
 
 
+def test_interrupted_at_moments_spread_over_a_build_it_says_so_and_the_next_one_ends_clean(built, clean):
+    duration = min(measured(built, 2), measured(built, 3))
+    generator = random.Random(7)
+    for version, moment in enumerate(spread(6, duration, [generator.random() for _ in range(6)]), 4):
+        built.turn_to(version)
+        process = built.start("build")
+        time.sleep(moment)
+        process.kill(signal.SIGINT)
+        result = process.wait()
+        assert result.code in (0, 130), result.text
+        assert "Traceback" not in result.text
+        built.check_between(clean[version - 1], clean[version])
+        assert built.litter() == []
+        built.report()
+        built.check_done(clean[version])
+
+
 @pytest.mark.slow
 def test_killed_at_moments_of_a_process_that_a_user_starts(tmp_path, server, clean):
-    from support.cli import start_mergepipe
-
     site = Site(tmp_path / "site", server)
     site.report()
     generator = random.Random(9)

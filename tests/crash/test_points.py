@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.cli import run_mergepipe
 from support.crash import MANIFEST, blocks, states
 
 from mergepipe.fsio.crash import CRASH_POINTS
@@ -48,6 +49,16 @@ def test_a_first_build_killed_at_any_point_shows_nothing_or_all_and_the_next_one
     site.kill_at(point)
     site.check_between(None, clean[1])
     finish(site, clean[1])
+
+
+@pytest.mark.parametrize("point", ["engine.tensor-recorded", "publish.recorded"])
+def test_the_same_of_a_process_that_a_user_starts(built, clean, point):
+    built.turn_to(2)
+    assert run_mergepipe(["build"], built.root, {"MERGEPIPE_CRASH_POINT": point}).code == -9
+    built.check_between(clean[1], clean[2])
+    result = run_mergepipe(["build"], built.root)
+    assert result.code == 0, result.text
+    built.check_done(clean[2])
 
 
 @pytest.mark.parametrize("point", PUBLISHING)

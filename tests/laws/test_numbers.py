@@ -114,6 +114,21 @@ def test_a_base_among_the_experts_is_averaged_by_linear_and_no_delta_for_task_ar
         project.check(name)
 
 
+def test_the_base_among_the_experts_and_an_expert_that_lacks_a_tensor_are_different_things(tmp_path):
+    """One counts in the divisor and the other does not, although neither is read."""
+    project = SmallProject(tmp_path)
+    project.add_source("base", random_tensors(0, {"x": (8,), "y": (2,)}))
+    project.add_source("e1", random_tensors(1, {"x": (8,), "y": (2,)}))
+    project.add_source("lacking", random_tensors(2, {"y": (2,)}))
+    for name, other in (("with base", "base"), ("with lacking", "lacking")):
+        experts = [{"source": other, "weight": 0.5}, {"source": "e1", "weight": 0.5}]
+        params = {"normalize": True, "missing": "base"}
+        project.set_output(name, {"operator": "task_arithmetic", "base": "base", "experts": experts, "params": params})
+    for name in project.outputs:
+        project.build(name)
+        project.check(name)
+
+
 @pytest.mark.parametrize("operator", ["linear", "task_arithmetic"])
 @pytest.mark.parametrize("dtype", ["F32", "F64"])
 def test_an_expert_that_lacks_a_tensor_stands_for_the_base_where_that_is_asked_for(tmp_path, operator, dtype):

@@ -258,7 +258,7 @@ def files_in(directory: Path) -> Files:
 def _digest(name: str, data: bytes) -> str:
     if name == MANIFEST:
         record = json.loads(data)
-        del record["run"]
+        record.pop("run", None)
         data = json.dumps(record).encode()
     return blake3(data).hexdigest()
 
