@@ -159,13 +159,13 @@ class Catalog:
             (self._path_key(file.path), self.block_elements),
         )
         for file_id, *sealed in rows:
-            if not is_sealed(sealed):
+            if not is_sealed(sealed) or not isinstance(file_id, int):
                 continue
             _, size, mtime_ns, ctime_ns, inode, header, read_at_ns, _ = sealed
             known = FileIdentity(size, mtime_ns, ctime_ns, inode)
             racy = file.identity.is_racy(read_at_ns)
             if known == file.identity and header == file.header and not racy:
-                return int(file_id)
+                return file_id
         return None
 
     def tensor_digests(self, file: SourceFile) -> Mapping[str, bytes]:

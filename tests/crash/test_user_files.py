@@ -49,12 +49,15 @@ def test_a_file_saved_at_the_last_moment_is_in_the_new_output(built, clean, env,
 @WAYS
 def test_a_file_saved_at_the_last_moment_survives_a_swap_that_fails_half_way(built, clean, env):
     built.turn_to(2)
-    failing = SAVE_LATE + """
+    failing = (
+        SAVE_LATE
+        + """
 def fsync(path):
     raise OSError(5, "Input/output error")
 
 swap.fsync_path = fsync
 """
+    )
     check_refused(built.run(env=env, prelude=failing), "Input/output error")
     assert (built.out("one") / "late.txt").read_text() == "saved late"
     built.report()

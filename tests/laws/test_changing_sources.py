@@ -10,6 +10,10 @@ import pytest
 from support.checkpoints import random_tensors, safetensors_bytes
 from support.projects import SmallProject, edit_tensor, snapshot
 
+from mergepipe.cache.catalog import Catalog, SourceFile, TensorDigests
+from mergepipe.cache.layout import CacheLayout
+from mergepipe.checkpoints.checkpoint import open_checkpoint
+from mergepipe.digest import content_digest, tensor_digest
 from mergepipe.engine import job
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.errors import MergepipeError, SourceChangedError, SourceError
@@ -185,7 +189,7 @@ def test_a_file_that_changes_while_it_is_read_stops_the_build_and_nothing_is_rec
     assert (snapshot(project.root / "build") if state == "later build" else None) == before
     assert (project.lock.read_bytes() if project.lock.exists() else None) == lock
     with sqlite3.connect(project.cache / "catalog.db") as catalog:
-        known = [row[0] for row in catalog.execute("SELECT path FROM files")]
+        known = [os.fsdecode(row[0]) for row in catalog.execute("SELECT path FROM files")]
     catalog.close()
     assert not any(name.endswith("e1/model.safetensors") for name in known)
     path.unlink(missing_ok=True)
@@ -252,23 +256,25 @@ def test_a_source_that_is_gone_is_an_error_and_leaves_the_output(project):
 # --- a catalog that is wrong about a file -------------------------------------------------------------------------
 
 
-def tamper(project, source, blocks):
-    """Let the catalog say something else about the blocks of a source's tensors."""
-    with sqlite3.connect(project.cache / "catalog.db") as catalog:
-        rows = catalog.execute(
-            "SELECT tensors.rowid, blocks FROM tensors JOIN files ON files.id = file WHERE path LIKE ?",
-            (f"%{source}/model.safetensors",),
-        ).fetchall()
-        assert rows
-        for row, packed in rows:
-            catalog.execute("UPDATE tensors SET blocks = ? WHERE rowid = ?", (blocks(packed), row))
+def teach(project, source, tensors):
+    """Let the catalog take a source's file, as it is now, for one that holds these tensors."""
+    (file,) = open_checkpoint(project.root / project.sources[source], label=source).files
+    digests = []
+    for name, array in tensors.items():
+        data = array.tobytes()
+        blocks = b"".join(content_digest(data[at : at + 256]) for at in range(0, len(data), 256))
+        digests.append(TensorDigests(name=name, digest=tensor_digest("F32", array.shape, blocks), blocks=blocks))
+    catalog = Catalog(CacheLayout(project.cache), project.geometry.block_elements, create=True)
+    catalog.forget_file(file.path)
+    known = SourceFile(path=file.path, identity=file.identity, header=file.header_digest)
+    catalog.record_tensors(known, time.time_ns() + 10**10, digests)
     catalog.close()
 
 
 @pytest.mark.parametrize("source", ["base", "e1"])
 def test_a_digest_that_does_not_fit_the_bytes_stops_one_build_and_not_the_next(project, source):
     project.build()
-    tamper(project, source, lambda packed: bytes(len(packed)))
+    teach(project, source, random_tensors(9, SHAPES))
     project.set_output("m", project.outputs["m"] | {"params": {"lambda": 0.3}})
     with pytest.raises(SourceChangedError, match=f"source `{source}`"):
         project.build()
@@ -278,19 +284,22 @@ def test_a_digest_that_does_not_fit_the_bytes_stops_one_build_and_not_the_next(p
 
 def test_bytes_that_rotted_under_an_unchanged_identity_never_pass_as_what_they_were(project):
     project.build()
-    path = project.source_file("e1")
-    edit_tensor(path, A, 70, 1234.0)
-    identity = path.stat()
-    with sqlite3.connect(project.cache / "catalog.db") as catalog:  # the catalog takes the file for the old one
-        catalog.execute(
-            "UPDATE files SET mtime_ns = ?, ctime_ns = ? WHERE path LIKE '%e1/model.safetensors'",
-            (identity.st_mtime_ns, identity.st_ctime_ns),
-        )
-        catalog.execute("UPDATE files SET read_at_ns = ?", (time.time_ns() + 10**10,))
-    catalog.close()
+    edit_tensor(project.source_file("e1"), A, 70, 1234.0)
+    teach(project, "e1", random_tensors(1, SHAPES))
     project.set_output("m", project.outputs["m"] | {"params": {"lambda": 0.3}})
     with pytest.raises(SourceChangedError, match="source `e1`"):
         project.build()
+    project.build()
+    project.check("m")
+
+
+@pytest.mark.parametrize("column", ["blocks", "digest", "seal"])
+def test_a_damaged_row_of_the_catalog_costs_a_hash_and_nothing_else(project, column):
+    project.build()
+    with sqlite3.connect(project.cache / "catalog.db") as catalog:
+        catalog.execute(f"UPDATE tensors SET {column} = CAST(zeroblob(length({column})) AS BLOB)")
+    catalog.close()
+    project.set_output("m", project.outputs["m"] | {"params": {"lambda": 0.3}})
     project.build()
     project.check("m")
 

@@ -216,6 +216,8 @@ def test_one_cache_serves_several_block_sizes(tmp_path, clean):
     project = make(tmp_path)
     for block in (16, 64, 16, 64):
         project.geometry = Geometry(block_elements=block)
-        project.build()
+        assert {report.state for report in project.build().outputs.values()} == {"built"}
         project.check("sum")
+        norm = next(tensor for tensor in project.manifest("sum").tensors if tensor.name == "model.norm.weight")
+        assert len(norm.blocks) == 32 * -(-75 // block)
     assert result(project) == clean

@@ -120,7 +120,7 @@ def test_the_base_among_the_experts_and_an_expert_that_lacks_a_tensor_are_differ
     project.add_source("base", random_tensors(0, {"x": (8,), "y": (2,)}))
     project.add_source("e1", random_tensors(1, {"x": (8,), "y": (2,)}))
     project.add_source("lacking", random_tensors(2, {"y": (2,)}))
-    for name, other in (("with base", "base"), ("with lacking", "lacking")):
+    for name, other in (("with-base", "base"), ("with-lacking", "lacking")):
         experts = [{"source": other, "weight": 0.5}, {"source": "e1", "weight": 0.5}]
         params = {"normalize": True, "missing": "base"}
         project.set_output(name, {"operator": "task_arithmetic", "base": "base", "experts": experts, "params": params})

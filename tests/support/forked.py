@@ -114,9 +114,7 @@ class ForkServer:
         """
         return self._send({"args": list(args), "cwd": str(cwd), "env": dict(env or {}), "prelude": prelude})
 
-    def run(
-        self, args: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, *, prelude: str = ""
-    ) -> Result:
+    def run(self, args: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, *, prelude: str = "") -> Result:
         """Run ``mergepipe ARGS`` in ``cwd`` to its end."""
         return self.start(args, cwd, env, prelude=prelude).wait()
 

@@ -33,6 +33,7 @@ def file_at(path, identity=IDENTITY, header=b"h" * 32):
 def result(key=b"k", tensor="t", **changes):
     made = Result(
         key=key * 32,
+        output="m",
         tensor=tensor,
         dtype="F32",
         shape=(2, 3),
@@ -144,12 +145,10 @@ def test_paths_inside_the_project_are_kept_relative_to_it(catalog, tmp_path):
 # --- results and packs --------------------------------------------------------------------------------------------
 
 
-def test_a_result_is_found_by_its_key_and_in_its_pack(catalog):
+def test_a_result_is_found_by_its_key(catalog):
     results = [result(), result(b"l", "u", offset=0)]
     catalog.record_pack("p1", IDENTITY, results, "staged")
-    assert catalog.result(b"k" * 32) == results[0]
-    assert catalog.result(b"x" * 32) is None
-    assert catalog.results_in("p1") == (results[1], results[0])  # in file order
+    assert [catalog.result(key * 32) for key in (b"k", b"l", b"x")] == [*results, None]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4)])
@@ -160,7 +159,7 @@ def test_a_shape_comes_back_as_it_was(catalog, shape):
 
 def test_equal_tensors_of_one_pack_are_all_kept(catalog):
     catalog.record_pack("p1", IDENTITY, [result(tensor="t"), result(tensor="u", offset=99)], "staged")
-    assert [found.tensor for found in catalog.results_in("p1")] == ["t", "u"]
+    assert [len(catalog.candidates("m", name, b"r" * 32, (2, 3))) for name in ("t", "u", "v")] == [1, 1, 0]
 
 
 def test_a_result_may_lie_in_several_packs_and_outlives_one(catalog):
@@ -177,6 +176,29 @@ def test_results_of_a_pack_that_is_not_known_are_refused(catalog):
     with pytest.raises(CacheError):
         catalog.record_results([result(pack="nowhere")])
     assert catalog.count("results") == 0
+
+
+def test_candidates_are_the_outputs_own_results_first_and_then_the_newest(catalog):
+    for number, output in enumerate(["m", "n", "m", "n", "o"]):
+        made = result(bytes([number]), output=output, pack=f"p{number}")
+        catalog.record_pack(f"p{number}", IDENTITY, [made], "staged")
+    found = catalog.candidates("m", "t", b"r" * 32, (2, 3))
+    assert [candidate.pack for candidate in found] == ["p2", "p0", "p4", "p3", "p1"]
+
+
+@pytest.mark.parametrize("other", [("u", b"r" * 32, (2, 3)), ("t", b"s" * 32, (2, 3)), ("t", b"r" * 32, (3, 2))])
+def test_a_result_of_another_tensor_recipe_or_shape_is_no_candidate(catalog, other):
+    catalog.record_pack("p1", IDENTITY, [result()], "staged")
+    assert catalog.candidates("m", "t", b"r" * 32, (2, 3))
+    assert catalog.candidates("m", *other) == ()
+
+
+def test_many_results_of_other_outputs_leave_room_for_the_own_one(catalog):
+    catalog.record_pack("own", IDENTITY, [result(pack="own")], "staged")
+    for number in range(40):
+        made = result(bytes([number]), output=f"o{number}", pack=f"p{number}")
+        catalog.record_pack(f"p{number}", IDENTITY, [made], "staged")
+    assert catalog.candidates("m", "t", b"r" * 32, (2, 3))[0].pack == "own"
 
 
 def test_a_packs_identity_is_the_last_one_recorded(catalog):
@@ -215,8 +237,6 @@ def test_what_was_published_is_known_by_directory(catalog, tmp_path):
     catalog.record_published(tmp_path / "project/build/m", published)
     assert catalog.published(tmp_path / "project/build/m") == published
     assert catalog.published(tmp_path / "project/build/n") is None
-    catalog.record_published_files(tmp_path / "project/build/m", b"g")
-    assert catalog.published(tmp_path / "project/build/m") == dataclasses.replace(published, files=b"g")
 
 
 @pytest.mark.parametrize(("moved", "kept"), [(10**7, 10**7 / 2), (10, None)])
@@ -292,6 +312,35 @@ def test_a_catalog_of_another_version_is_set_aside_and_begun_anew(catalog):
 def test_a_catalog_whose_folder_is_missing_is_an_error_in_words(tmp_path):
     with pytest.raises((CacheError, StorageError), match=r"catalog\.db"):
         Catalog(CacheLayout(tmp_path / "missing"), 64, create=True)
+
+
+DAMAGE = [
+    ("results", "digest = x'00'"),
+    ("results", "offset = offset + 1"),
+    ("results", "block_keys = zeroblob(64)"),
+    ("results", "pack = 'p2'"),
+    ("files", "read_at_ns = read_at_ns + 1"),
+    ("files", "ctime_ns = ctime_ns - 1"),
+    ("tensors", "digest = zeroblob(32)"),
+    ("tensors", "name = 'c'"),
+    ("published", "record = x'00'"),
+    ("published", "files = x'00'"),
+]
+
+
+@pytest.mark.parametrize(("table", "damage"), DAMAGE)
+def test_a_damaged_row_counts_as_absent(catalog, tmp_path, table, damage):
+    file, directory = file_at(tmp_path / "x"), tmp_path / "out"
+    catalog.record_tensors(file, LATER, DIGESTS[:1])
+    for pack in ("p1", "p2"):
+        catalog.record_pack(pack, IDENTITY, [result()] if pack == "p1" else [], "s")
+    catalog.record_published(directory, Published(key=b"k", files=b"f", record=b"r"))
+    with catalog.transaction() as db:
+        db.execute(f"UPDATE {table} SET {damage}")
+    assert (catalog.result(b"k" * 32) is None) == (table == "results")
+    assert (catalog.candidates("m", "t", b"r" * 32, (2, 3)) == ()) == (table == "results")
+    assert (catalog.tensor_digests(file) == {}) == (table in ("files", "tensors"))
+    assert (catalog.published(directory) is None) == (table == "published")
 
 
 def test_a_catalog_may_be_read_from_another_thread(catalog):

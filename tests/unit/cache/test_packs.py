@@ -39,6 +39,7 @@ def staged_shard(catalog, seed=0):
 def result(name):
     return Result(
         key=b"k" * 32,
+        output="m",
         tensor="a",
         dtype="F32",
         shape=(16, 16),
