@@ -380,3 +380,10 @@ def test_a_lock_that_is_none_stops_the_build_before_anything_is_published(built,
     shutil.rmtree(built.lock) if kind == "directory" else built.lock.unlink()
     built.report()
     built.check_done(clean[2])
+
+
+@pytest.mark.parametrize("cache", ["build/one", "build/one/cache", "build"])
+def test_a_cache_and_an_output_may_not_lie_in_one_another(built, clean, cache):
+    built.turn_to(2)
+    check_refused(built.run(env={"MERGEPIPE_CACHE_DIR": str(built.home / cache)}), "build/one", code=2)
+    built.check_between(clean[1])
