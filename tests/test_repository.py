@@ -151,14 +151,3 @@ def test_make_says_that_there_is_no_python(tmp_path):
     result = run_make(copy_of_build_files(tmp_path), "demo", "PYTHON=no-such-python")
     assert result.code != 0
     assert "there is no `no-such-python`" in result.stderr
-
-
-@needs_make
-def test_make_bench_says_when_there_is_nothing_to_measure(tmp_path):
-    folder = copy_of_build_files(tmp_path)
-    (folder / ".venv").mkdir()
-    for stamp in ("created", "installed", "installed-dev"):
-        (folder / ".venv" / stamp).touch()
-    result = run_make(folder, "bench")
-    assert result.code == 0, result.text
-    assert "no benchmarks yet" in result.stdout

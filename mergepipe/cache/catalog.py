@@ -108,6 +108,7 @@ class Catalog:
     def __init__(self, layout: CacheLayout, block_elements: int, *, create: bool) -> None:
         self.layout = layout
         self.block_elements = block_elements
+        self._owner = create
         self._db = open_database(layout.catalog, create=create)
 
     def close(self) -> None:
@@ -118,7 +119,7 @@ class Catalog:
     def _rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         if self._db is None:
             return []
-        with guarded(self.layout.catalog):
+        with guarded(self.layout.catalog, owner=self._owner):
             return self._db.execute(query, values).fetchall()
 
     @contextlib.contextmanager
@@ -131,7 +132,7 @@ class Catalog:
         if self._db.in_transaction:
             yield self._db
             return
-        with guarded(self.layout.catalog):
+        with guarded(self.layout.catalog, owner=self._owner):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db

@@ -17,6 +17,7 @@ from blake3 import blake3
 from mergepipe.errors import CacheError, fail_storage
 
 SCHEMA_VERSION = 1
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SEAL_BYTES = 8
 
 _SCHEMA = """
@@ -170,8 +171,14 @@ def _set_aside(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def guarded(path: Path) -> Iterator[None]:
+def guarded(path: Path, *, owner: bool = False) -> Iterator[None]:
     """Turn SQLite's errors into ours, with the operating system's reason where writing is what failed.
+
+    Parameters
+    ----------
+    owner
+        Whether this process holds the cache: a catalog that turns out to be damaged is then set aside, so that the
+        next run begins a new one.
 
     Raises
     ------
@@ -183,7 +190,10 @@ def guarded(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        _probe_writing(path)
+        if owner and getattr(error, "sqlite_errorcode", None) in _DAMAGED:
+            _set_aside(path)
+        else:
+            _probe_writing(path)
         raise CacheError(
             f"the catalog `{path}` cannot be used: {error}",
             hint="run again; if it happens again, delete the cache directory (it costs time, never results)",

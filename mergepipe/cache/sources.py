@@ -13,7 +13,7 @@ from mergepipe.checkpoints.checkpoint import Checkpoint, CheckpointFile
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.digest import source_digest, tensor_digest
-from mergepipe.errors import CacheError, SourceChangedError
+from mergepipe.errors import SourceChangedError
 from mergepipe.fsio.identity import FileIdentity, settle
 
 
@@ -67,25 +67,17 @@ class SourceIndex:
         return self._state(source, info).known.get(info.name)
 
     def blocks(self, source: str, info: TensorInfo) -> bytes | None:
-        """Return a tensor's packed block digests, or None while it is cold.
-
-        Raises
-        ------
-        CacheError
-            If the catalog's row is damaged; what it holds of the file is dropped.
-        """
+        """Return a tensor's packed block digests, or None while it is cold."""
         state = self._state(source, info)
         if info.name not in state.known:
             return None
         if info.name not in state.blocks:
             found = self._catalog.block_digests(state.key, info.name)
             if found is None or tensor_digest(info.dtype, info.shape, found) != state.known[info.name]:
-                self.forget(state.file.path)
-                raise CacheError(
-                    f"the catalog's record of `{state.file.path}` is damaged",
-                    hint="run again: the file is then read anew",
-                    path=str(state.file.path),
-                )
+                # The row vanished meanwhile, or is damaged: the tensor is cold again.
+                del state.known[info.name]
+                self._digests.clear()
+                return None
             state.blocks[info.name] = found
         return state.blocks[info.name]
 

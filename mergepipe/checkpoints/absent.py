@@ -48,6 +48,8 @@ def not_a_weight_file(place: Place) -> SourceError:
         return place.error("is a file, not a checkpoint", hint=hint)
     if place.root.name.endswith(_FOREIGN):
         return place.error("is not a safetensors file", hint=_conversion(place.root.name))
+    if not place.root.is_file():
+        return place.error("is not a regular file", hint="give a folder, or one `.safetensors` file")
     try:
         with place.root.open("rb") as file:
             finding = sniff(file.read(SNIFF_BYTES))

@@ -130,6 +130,14 @@ def _planned(output: PlannedOutput, show: Show, *, verbose: bool) -> Iterator[st
         yield f"  note: {plain(message)}"
 
 
+_LOCK_WORDS = {
+    "current": "is current",
+    "outdated": "is outdated",
+    "missing": "is missing",
+    "unverified": "agrees with the Mergefile as far as is known; a build tells",
+}
+
+
 def status_lines(report: StatusReport, show: Show) -> Iterator[str]:
     """Yield the state of each output with the reasons, then that of the lock."""
     outputs = report.outputs.values()
@@ -137,7 +145,7 @@ def status_lines(report: StatusReport, show: Show) -> Iterator[str]:
     for line, output in zip(rows(table), outputs, strict=True):
         yield line
         yield from (f"  - {plain(reason)}" for reason in output.reasons)
-    yield f"{plain(show(report.lock_path))} is {plain(report.lock_state)}"
+    yield f"{plain(show(report.lock_path))} {_LOCK_WORDS[report.lock_state]}"
 
 
 def cache_info_lines(info: CacheInfo) -> Iterator[str]:

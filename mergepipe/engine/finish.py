@@ -30,7 +30,7 @@ from mergepipe.graph.blocks import Holding
 from mergepipe.graph.compile import MergeGraph
 from mergepipe.graph.state import current_key
 from mergepipe.plan.layout import Shard
-from mergepipe.plan.values import OutputPlan
+from mergepipe.plan.values import OutputPlan, TensorPlan
 from mergepipe.reporting import Reporter
 
 _COPY_BLOCKS = 4  # blocks per copy task: the same read size as a job's
@@ -75,11 +75,12 @@ class ShardFinisher:
         meter: Meter,
     ) -> FinishedOutput:
         """Finish every shard of one output."""
+        planned = {tensor.name: tensor for tensor in plan.tensors}
         tensors: dict[str, FinishedTensor] = {}
         finished = []
         for shard in plan.layout.shards:
             staged = shards[plan.output.name, shard.tensors[0].name]
-            members = [self._member(plan, graph, works, slot.name, meter) for slot in shard.tensors]
+            members = [self._member(plan, graph, works, planned[slot.name], meter) for slot in shard.tensors]
             pack = self._finish_shard(plan, staged, members, meter)
             tensors.update((member.name, self._finished(plan, member)) for member in members)
             finished.append(FinishedShard(shard=shard, pack=pack, digest=bytes.fromhex(pack)))
@@ -96,16 +97,15 @@ class ShardFinisher:
         plan: OutputPlan,
         graph: MergeGraph,
         works: Mapping[tuple[str, str], TensorWork],
-        name: str,
+        tensor: TensorPlan,
         meter: Meter,
     ) -> TensorWork:
         """Return the work of a tensor; for a clean one, a work whose blocks all lie in its result's pack."""
-        work = works.get((plan.output.name, name))
+        work = works.get((plan.output.name, tensor.name))
         if work is not None:
             return work
-        node = graph.tensor(plan.output.name, name)
+        node = graph.tensor(plan.output.name, tensor.name)
         assert node.result is not None, "a tensor without work is clean"
-        tensor = next(tensor for tensor in plan.tensors if tensor.name == name)
         work = self._maker.work(plan, tensor)
         holding = Holding.of_result(node.result)
         work.keys[:], work.digests[:] = holding.block_keys, holding.block_digests

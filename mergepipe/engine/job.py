@@ -66,7 +66,7 @@ def _run(job: Job, reader: _Reader, scratch: Scratch) -> JobDone:
         hashed=reader.hashed(),
         done=tuple(finished),
         meters=meters,
-        index_bytes=reader.cold_bytes - sum(reader.block_bytes(*read) for read in claimed if reader.is_cold(read[0])),
+        index_bytes=reader.index_bytes(claimed),
         nbytes=_progress(job),
     )
 
@@ -210,14 +210,21 @@ class _Reader:
         self._present: set[tuple[InputKey, int]] = set()
         self._found: dict[InputKey, list[bytes]] = {}
         self._fds: dict[object, int] = {}
-        self.cold_bytes = 0
 
     def close(self) -> None:
         for fd in self._fds.values():
             os.close(fd)
 
-    def is_cold(self, key: InputKey) -> bool:
-        return self._inputs[key].known is None
+    def index_bytes(self, claimed: set[tuple[InputKey, int]]) -> dict[InputKey, int]:
+        """Return the bytes of cold inputs that were read for nothing but their digests."""
+        return {
+            key: sum(
+                self.block_bytes(key, block)
+                for block in range(self._job.start, self._stop(self._inputs[key]))
+                if (key, block) not in claimed
+            )
+            for key in self._found
+        }
 
     def _stop(self, source: Input) -> int:
         return min(self._job.stop, source.grid.count)
@@ -230,7 +237,6 @@ class _Reader:
             blocks = range(self._job.start, self._stop(source))
             self._read_run(source, blocks)
             self._found[key] = [content_digest(self.data(key, block)) for block in blocks]
-            self.cold_bytes += sum(self.block_bytes(key, block) for block in blocks)
 
     def hashed(self) -> dict[InputKey, bytes]:
         return {key: b"".join(digests) for key, digests in self._found.items()}

@@ -29,7 +29,7 @@ from mergepipe.engine.meter import Meter
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.engine.staging import StagedShard, abandoned
-from mergepipe.engine.work import Group, JobDone, TensorWork, jobs_of
+from mergepipe.engine.work import Group, InputKey, JobDone, TensorWork, jobs_of
 from mergepipe.errors import MergepipeError, SourceChangedError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
@@ -147,6 +147,7 @@ class Engine:
     def _merge(
         self, graph: MergeGraph, maker: GroupMaker, meters: Mapping[str, Meter], pool: WorkerPool
     ) -> dict[tuple[str, str], TensorWork]:
+        self._load_blocks(graph.plans.values())
         groups = maker.groups(graph.pending())
         sources = list(dict.fromkeys(source for plan in graph.plans.values() for source in plan.sources))
         groups += maker.hashing(sources, groups)
@@ -173,6 +174,14 @@ class Engine:
             self._reporter.end()
         return {(work.plan.output.name, work.name): work for group in groups for work in group.works}
 
+    def _load_blocks(self, plans: Iterable[OutputPlan]) -> None:
+        """Have all block digests at hand that the records will state; what turns out to be damaged is cold again."""
+        for plan in plans:
+            for tensor in plan.tensors:
+                for slot in tensor.slots:
+                    if slot is not None:
+                        self._index.blocks(slot.source, slot.info)
+
     def _job_blocks(self, group: Group) -> int:
         """Return how many blocks a job takes: a read of good size, within the memory that is allowed."""
         grids = [work.recipe.grid for work in group.works] + [source.grid for source in group.inputs.values()]
@@ -194,9 +203,8 @@ class Engine:
                 else:
                     work.changed = True
             meters[work.plan.output.name].add(meter)
-        if done.index_bytes:
-            owner = group.works[0].plan.output.name if group.works else _owner(group, users)
-            meters[owner].index_bytes += done.index_bytes
+        for key, count in done.index_bytes.items():
+            meters[_owner(group, key, users)].index_bytes += count
         group.remaining -= done.job.stop - done.job.start
         if not group.remaining:
             self._complete(group)
@@ -229,6 +237,9 @@ class Engine:
             self._record()
 
 
-def _owner(group: Group, users: Mapping[str, str]) -> str:
-    source = next(iter(group.inputs.values())).ref.source
-    return users[source]
+def _owner(group: Group, key: InputKey, users: Mapping[str, str]) -> str:
+    """Return the first output that an input was hashed for."""
+    for work in group.works:
+        if key in work.inputs:
+            return work.plan.output.name
+    return users[group.inputs[key].ref.source]

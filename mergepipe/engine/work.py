@@ -140,14 +140,18 @@ class JobDone:
         Per cold input the packed digests of its blocks in the job's range.
     done, meters
         Per work of the group, in order.
+    index_bytes
+        Per cold input the bytes that were read only to hash them.
+    nbytes
+        The job's share of the group's bytes, for progress.
     """
 
     job: Job
     hashed: dict[InputKey, bytes]
     done: tuple[list[BlockDone], ...]
     meters: tuple[Meter, ...]
-    index_bytes: int = 0
-    nbytes: int = 0
+    index_bytes: dict[InputKey, int]
+    nbytes: int
 
 
 def jobs_of(group: Group, block_count: int) -> Iterator[Job]:

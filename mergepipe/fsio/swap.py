@@ -15,25 +15,35 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from mergepipe.digest import content_digest
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import fsync_path, remove_tree, write_file
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_LONGEST_NAME = 200  # of 255 bytes that file systems allow, with room for what is added
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV)
 
 
 def staging_path(target: Path) -> Path:
     """Return where the next version of ``target`` is assembled: beside it, under a fixed hidden name."""
-    return target.with_name(f".{target.name}.mergepipe-new")
+    return _beside(target, "new")
 
 
 def _retired_path(target: Path) -> Path:
-    return target.with_name(f".{target.name}.mergepipe-old")
+    return _beside(target, "old")
 
 
 def _journal_path(target: Path) -> Path:
-    return target.with_name(f".{target.name}.mergepipe-swap")
+    return _beside(target, "swap")
+
+
+def _beside(target: Path, purpose: str) -> Path:
+    """Return a hidden name beside ``target``; a long name is shortened to its digest."""
+    name = target.name
+    if len(os.fsencode(name)) > _LONGEST_NAME:
+        name = content_digest(os.fsencode(name)).hex()[:32]
+    return target.with_name(f".{name}.mergepipe-{purpose}")
 
 
 @functools.cache

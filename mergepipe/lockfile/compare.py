@@ -319,7 +319,7 @@ def _list_differences(
 
 
 def _presence(entry: str, old: str | None, new: str | None, kind: DifferenceKind) -> Difference:
-    reason = "is not in the lock" if old is None else "is no longer in the Mergefile"
+    reason = "is not in the lock" if old is None else "is no longer part of what is built"
     return Difference(entry=entry, old=old, new=new, reason=reason, kind=kind)
 
 

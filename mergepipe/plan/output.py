@@ -43,7 +43,7 @@ def plan_output(
     raise_collected(_refuse_quantised(family))
     tensors, notes, errors = plan_tensors(family)
     dropped, head_errors = _extra_tensors(family)
-    raise_collected([*head_errors, *errors, *_useless_rules(family)])
+    raise_collected([*head_errors, *errors, *_useless_rules(family), *_overreaching_rules(family)])
     layout = lay_out(
         [TensorSlot(name=t.name, dtype=t.dtype, shape=t.shape, nbytes=t.nbytes) for t in tensors],
         output.write.shard_size,
@@ -128,6 +128,8 @@ def _useless_rules(family: Family) -> Iterable[MergepipeError]:
     reference = family.checkpoints[family.definer]
     layers = reference.layers()
     for rule in unmatched_rules(family.output, tuple(reference.tensors), layers):
+        if rule.layers is not None and rule.layers[1] > layers.count:
+            continue  # reported as that
         number = family.output.rules.index(rule)
         wanted = f"`match` {', '.join(rule.match)}" if rule.match else ""
         ranged = f"`layers` {rule.layers[0]}..{rule.layers[1]}" if rule.layers else ""
@@ -138,6 +140,20 @@ def _useless_rules(family: Family) -> Iterable[MergepipeError]:
             output=family.output.name,
             rule=number,
         )
+
+
+def _overreaching_rules(family: Family) -> Iterable[MergepipeError]:
+    count = family.checkpoints[family.definer].layers().count
+    for number, rule in enumerate(family.output.rules):
+        if rule.layers is not None and rule.layers[1] > count:
+            yield PlanError(
+                f"outputs.{family.output.name}.rules[{number}]: layers {rule.layers[0]}..{rule.layers[1]} reach beyond"
+                f" the model, which has {count} layers",
+                hint=f"the end is excluded: the last layer is in `{rule.layers[0]}..{count}`",
+                output=family.output.name,
+                rule=number,
+                layers=count,
+            )
 
 
 def _a_name(checkpoint: Checkpoint) -> str:

@@ -7,7 +7,7 @@ last. Killed between the two, the next build finds the outputs as they should be
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.checkpoint import Checkpoint
+from mergepipe.checkpoints.place import Place
 from mergepipe.digest import format_digest
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
-from mergepipe.errors import CacheError, LockDiffersError
+from mergepipe.errors import CacheError
 from mergepipe.fsio.crash import crash_point
-from mergepipe.fsio.durable import drop_temporary, replace_file
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.lockfile.assemble import (
     ContentCounts,
@@ -29,10 +29,8 @@ from mergepipe.lockfile.assemble import (
     declared_output,
     expert_block_facts,
     locked_output,
-    locked_source,
     manifest,
 )
-from mergepipe.lockfile.compare import Difference, compare_locks, declared_differences, render_differences
 from mergepipe.lockfile.manifest import render_manifest
 from mergepipe.lockfile.reader import parse_lock
 from mergepipe.lockfile.records import LockedOutput, Lockfile
@@ -56,7 +54,10 @@ from mergepipe.publish.directory import (
     Contents,
     Publication,
     check_collisions,
+    check_target,
+    claim,
     recheck,
+    recover_output,
     settled_files,
     touched_files,
 )
@@ -74,6 +75,7 @@ class Prepared:
     known: KnownOutput | None
     reasons: tuple[str, ...]
     only_touched: bool
+    forced: bool = False
 
     @property
     def unchanged(self) -> bool:
@@ -100,7 +102,7 @@ def prepare(
     """Find out whether an output is what a build would make; reads side files, headers and the catalog."""
     tokenizer = plan.output.write.tokenizer or plan.definer
     definer = plan.sources[plan.definer]
-    files = side_files(plan, _folder(checkpoints[tokenizer]), _folder(definer))
+    files = side_files(plan, _folder(checkpoints[tokenizer], mergefile), _folder(definer, mergefile))
     declared = declared_output(plan, tokenizer, index)
     target = target_of(mergefile, plan.output)
     known = known_output(catalog, target)
@@ -117,8 +119,12 @@ def prepare(
     )
 
 
-def _folder(checkpoint: Checkpoint) -> Path | None:
-    return checkpoint.root if checkpoint.is_folder else None
+def _folder(checkpoint: Checkpoint, mergefile: Mergefile) -> Place | None:
+    """Return where a source's side files lie; None for a single file, which has none."""
+    if not checkpoint.is_folder:
+        return None
+    shown = mergefile.sources[checkpoint.label].path or str(checkpoint.root)
+    return Place(label=checkpoint.label, root=checkpoint.root, shown=shown)
 
 
 def _reasons(
@@ -186,7 +192,7 @@ def ready_unchanged(prepared: Prepared, lock_path: Path, meter: Meter | None = N
 def is_confirmed(prepared: Prepared, index: SourceIndex, catalog: Catalog) -> bool:
     """Return whether an output that had to be looked into, as its sources were touched, turned out to be unchanged."""
     known, plan = prepared.known, prepared.plan
-    if known is None or touched_files(prepared.target, known.files):
+    if known is None or prepared.forced or touched_files(prepared.target, known.files):
         return False
     facts = current_facts(plan, prepared.declared, tensor_nodes(plan, index, catalog), prepared.side_files, index)
     return facts is not None and facts.key() == known.key
@@ -214,73 +220,22 @@ def ready_built(prepared: Prepared, finished: FinishedOutput, index: SourceIndex
     )
 
 
-# --- the lock -----------------------------------------------------------------------------------------------------
+# --- publication --------------------------------------------------------------------------------------------------
 
 
-def next_lock(
-    old: Lockfile | None,
-    mergefile: Mergefile,
-    outputs: Sequence[LockedOutput],
-    checkpoints: Mapping[str, Checkpoint],
-    index: SourceIndex,
-    geometry: int,
-) -> Lockfile:
-    """Return the lock after a build: entries of outputs that were not built stay as they are."""
-    built = {output.name: output for output in outputs}
-    kept = [o for o in (old.outputs if old else ()) if o.name in mergefile.outputs and o.name not in built]
-    entries = [*built.values(), *kept]
-    fresh = {name for output in built.values() for name in output.sources}
-    sources = [
-        locked_source(mergefile.sources[name], checkpoints[name], index.digest(name)) for name in sorted(fresh)
-    ]
-    used = {name for output in kept for name in output.sources} - fresh
-    sources += [source for source in (old.sources if old else ()) if source.name in used]
-    return Lockfile(geometry=geometry, sources=tuple(sources), outputs=tuple(entries))
-
-
-def refuse_declared_changes(old: Lockfile | None, new: Lockfile, lock_path: Path, root: Path) -> None:
-    """Stop a ``--locked`` build early if what is declared, or a source whose content is known, differs.
+def take_over(target: Path, catalog: Catalog, *, force: bool) -> None:
+    """Clean up what a killed build left beside an output directory, and check that it is ours to write.
 
     Raises
     ------
-    LockDiffersError
-        Listing the differences, or saying that there is no lock.
+    PublishError
+        If mergepipe did not make it, unless ``force``.
     """
-    _refuse(old, declared_differences(old, new) if old else (), lock_path, root)
-
-
-def refuse_changes(old: Lockfile | None, new: Lockfile, lock_path: Path, root: Path) -> None:
-    """Stop a ``--locked`` build before anything is published if the lock would change at all."""
-    _refuse(old, compare_locks(old, new), lock_path, root)
-
-
-def _refuse(old: Lockfile | None, differences: Sequence[Difference], lock_path: Path, root: Path) -> None:
-    shown = lock_path.relative_to(root) if lock_path.is_relative_to(root) else lock_path
-    if old is None:
-        raise LockDiffersError(
-            f"`{shown}` does not exist, and `--locked` keeps a build from writing it",
-            hint="run `mergepipe build` and commit the lock",
-            path=str(shown),
-        )
-    if differences:
-        raise LockDiffersError(
-            render_differences(differences, shown),
-            hint="run `mergepipe build` without `--locked` to update the lock, and review the change",
-            path=str(shown),
-            differences=[difference.as_json() for difference in differences],
-        )
-
-
-def write_lock(path: Path, old: Lockfile | None, new: Lockfile) -> bool:
-    """Write the lock if it says something else than the one that is there; return whether it did."""
-    if old is not None and not compare_locks(old, new):
-        drop_temporary(path)
-        return False  # the text may differ (line ends, order of keys): it is not ours to change then
-    replace_file(path, render_lock(new).encode(), point="lock")
-    return True
-
-
-# --- publication --------------------------------------------------------------------------------------------------
+    recover_output(target)
+    known = known_output(catalog, target)
+    if known is not None:
+        claim(target, known.files)
+    check_target(target, force=force)
 
 
 def publish(
@@ -339,8 +294,10 @@ def _confirm_packs(output: str, finished: FinishedOutput, packs: PackStore) -> N
         )
 
 
-def check_names(prepared: Prepared, *, force: bool) -> None:
+def check_names(prepared: Prepared, *, force: bool) -> Prepared:
     """Check, before anything is merged, that no file of the user's has a name that the output needs.
+
+    With ``force``, an output that has such files is published again, which replaces them.
 
     Raises
     ------
@@ -349,7 +306,10 @@ def check_names(prepared: Prepared, *, force: bool) -> None:
     """
     names = [file.name for file in prepared.side_files] + [shard.name for shard in prepared.plan.layout.shards]
     names += [CARD, MANIFEST, *([INDEX] if len(prepared.plan.layout.shards) > 1 else [])]
-    check_collisions(prepared.target, names, force=force)
+    taken = check_collisions(prepared.target, names, force=force)
+    if not taken:
+        return prepared
+    return replace(prepared, reasons=(*prepared.reasons, f"replacing {', '.join(taken)}"), forced=True)
 
 
 def _contents(

@@ -16,17 +16,18 @@ from mergepipe.mergefile.schema import Mergefile, Output
 from mergepipe.operators.registry import operator
 from mergepipe.plan.output import plan_output
 from mergepipe.plan.values import OutputPlan
-from mergepipe.publish.directory import check_target
+from mergepipe.publish.directory import check_place
 
 
 def select_outputs(mergefile: Mergefile, names: Sequence[str]) -> tuple[Output, ...]:
-    """Return the outputs of these names in the Mergefile's order; all of them for no names.
+    """Return the outputs of these names (a string is one name) in the Mergefile's order; all of them for no names.
 
     Raises
     ------
     MergefileError
         For a name that is no output.
     """
+    names = (names,) if isinstance(names, str) else tuple(names)
     unknown = [name for name in names if name not in mergefile.outputs]
     errors = []
     for name in unknown:
@@ -116,10 +117,8 @@ def check_targets(
     outputs: Iterable[Output],
     checkpoints: Mapping[str, Checkpoint],
     cache: Path,
-    *,
-    force: bool,
 ) -> None:
-    """Check that no output would overwrite a source, the project, the cache, or what mergepipe did not make.
+    """Check that every output has a place of its own: no file, and no part of a source, the project or the cache.
 
     Raises
     ------
@@ -131,7 +130,7 @@ def check_targets(
         target = target_of(mergefile, output)
         try:
             _check_overlap(target, output.name, mergefile.root, checkpoints, cache)
-            check_target(target, force=force)
+            check_place(target)
         except PublishError as error:
             errors.append(error)
     raise_collected(errors)

@@ -187,7 +187,7 @@ class OutputStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReport:
-    """The status of some outputs and of the lock (``current``, ``outdated`` or ``missing``)."""
+    """The status of some outputs and of the lock (``current``, ``outdated``, ``missing``, or ``unverified``)."""
 
     lock_path: str
     lock_state: str

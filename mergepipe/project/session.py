@@ -24,6 +24,7 @@ from mergepipe.mergefile.schema import Output
 from mergepipe.operators.registry import signatures
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
+from mergepipe.project import locking
 from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs, target_of
 from mergepipe.project.planning import planned_output
 from mergepipe.project.reports import (
@@ -34,7 +35,7 @@ from mergepipe.project.reports import (
     PruneReport,
     StatusReport,
 )
-from mergepipe.publish.directory import recover_output
+from mergepipe.publish.directory import check_target
 from mergepipe.reporting import Reporter, SilentReporter
 
 CACHE_DIRECTORY = ".mergecache"
@@ -127,34 +128,36 @@ class Project:
         started = time.monotonic()
         selected = select_outputs(self.mergefile, outputs)
         if locked and not self.lock_path.exists():
-            steps.refuse_changes(None, _EMPTY_LOCK, self.lock_path, self.mergefile.root)
-        checkpoints, plans = self._plans(selected, force=force)
+            locking.refuse_changes(None, _EMPTY_LOCK, self.lock_path, self.mergefile.root)
+        checkpoints, plans = self._plans(selected)
+        if not self._layout.catalog.exists():  # nothing is known of any output: refuse before anything is written
+            for output in selected:
+                check_target(target_of(self.mergefile, output), force=force)
         with self._writing() as (catalog, waited):
             if waited:  # another build may have written what was looked at before
-                checkpoints, plans = self._plans(selected, force=force)
+                checkpoints, plans = self._plans(selected)
             old = read_lock(self.lock_path)
             for output in selected:
-                recover_output(target_of(self.mergefile, output))
+                steps.take_over(target_of(self.mergefile, output), catalog, force=force)
             index = SourceIndex(catalog, checkpoints, self._geometry)
             prepared = [steps.prepare(plan, self.mergefile, checkpoints, index, catalog) for plan in plans]
 
             def lock_with(entries: Sequence[LockedOutput]) -> Lockfile:
-                return steps.next_lock(old, self.mergefile, entries, checkpoints, index, self._geometry.id)
+                return locking.next_lock(old, self.mergefile, entries, checkpoints, index, self._geometry.id)
 
             prepared = [steps.recheck_published(p, catalog) for p in prepared]
-            for p in prepared:
-                steps.check_names(p, force=force)
+            prepared = [steps.check_names(p, force=force) for p in prepared]
             if locked:
                 new = lock_with([p.declared for p in prepared])
-                steps.refuse_declared_changes(old, new, self.lock_path, self.mergefile.root)
+                locking.refuse_declared_changes(old, new, self.lock_path, self.mergefile.root)
             packs = PackStore(catalog, self._geometry)
             ready = self._bring_about(prepared, catalog, packs, index)
             new = lock_with([r.locked for r in ready])
             if locked:
-                steps.refuse_changes(old, new, self.lock_path, self.mergefile.root)
+                locking.refuse_changes(old, new, self.lock_path, self.mergefile.root)
             for made in ready:
                 steps.publish(made, self.mergefile, index, catalog, packs, force=force)
-            changed = steps.write_lock(self.lock_path, old, new)
+            changed = locking.write_lock(self.lock_path, old, new)
         return BuildReport(
             lock_path=self.lock_path.name,
             lock_changed=changed,
@@ -169,7 +172,7 @@ class Project:
         MergepipeError
             For everything that a build would refuse before it reads weights.
         """
-        _, plans = self._plans(select_outputs(self.mergefile, outputs), force=True)
+        _, plans = self._plans(select_outputs(self.mergefile, outputs))
         with self._reading() as catalog:
             rate = catalog.throughput()
             return PlanReport(
@@ -186,11 +189,10 @@ class Project:
             index = SourceIndex(catalog, checkpoints, self._geometry)
             prepared = [steps.prepare(plan, self.mergefile, checkpoints, index, catalog) for plan in plans]
             statuses = {p.plan.output.name: _status(p) for p in prepared}
-            lock_state = "missing" if old is None else "outdated"
-            if old is not None and all(p.unchanged for p in prepared):
-                entries = [steps.ready_unchanged(p, self.lock_path).locked for p in prepared]
-                new = steps.next_lock(old, self.mergefile, entries, checkpoints, index, self._geometry.id)
-                lock_state = "current" if new == old else "outdated"
+            verified = all(p.unchanged for p in prepared)
+            entries = [steps.ready_unchanged(p, self.lock_path).locked if verified else p.declared for p in prepared]
+            new = locking.next_lock(old, self.mergefile, entries, checkpoints, index, self._geometry.id)
+            lock_state = locking.lock_state(old, new, verified=verified)
         return StatusReport(lock_path=self.lock_path.name, lock_state=lock_state, outputs=statuses)
 
     def cache_info(self) -> CacheInfo:
@@ -243,11 +245,11 @@ class Project:
         return ready
 
     def _plans(
-        self, selected: Sequence[Output], *, force: bool
+        self, selected: Sequence[Output]
     ) -> tuple[Mapping[str, Checkpoint], tuple[OutputPlan, ...]]:
         """Open the sources of these outputs and plan them; everything that can be refused early is refused here."""
         checkpoints = open_sources(self.mergefile, selected)
-        check_targets(self.mergefile, selected, checkpoints, self._layout.root, force=force)
+        check_targets(self.mergefile, selected, checkpoints, self._layout.root)
         return checkpoints, make_plans(selected, checkpoints, self._geometry)
 
     @contextlib.contextmanager

@@ -7,6 +7,7 @@ A directory that mergepipe did not make is not touched without force.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -64,51 +65,98 @@ class PublishedFile:
 PublishedFiles = tuple[PublishedFile, ...]
 
 
+def check_place(target: Path) -> None:
+    """Check that an output path is free or a directory, below directories.
+
+    Raises
+    ------
+    PublishError
+        If it, or what it lies in, is a file; or if it is a symbolic link.
+    """
+    for path in (target, *target.parents):
+        if not os.path.lexists(path):
+            continue
+        linked = path == target and path.is_symlink()
+        if linked or not path.is_dir():
+            raise PublishError(
+                f"the output path `{target}`: `{path}` is {'a symbolic link' if linked else 'a file'}, not a directory",
+                hint="choose another `path` for the output, or remove it",
+                path=str(path),
+            )
+        return
+
+
 def check_target(target: Path, *, force: bool) -> None:
     """Check that an output directory may be written: absent, empty, or made by mergepipe.
 
     Raises
     ------
     PublishError
-        If it is a file, or holds what mergepipe did not make and ``force`` is false.
+        If it is no directory, or holds what mergepipe did not make and ``force`` is false.
     """
-    if not os.path.lexists(target):
+    check_place(target)
+    if force or not target.exists() or owned_files(target) is not None or not any(target.iterdir()):
         return
-    if target.is_symlink() or not target.is_dir():
-        raise PublishError(
-            f"the output path `{target}` is {'a symbolic link' if target.is_symlink() else 'a file'}, not a directory",
-            hint="choose another `path` for the output, or remove it",
-            path=str(target),
-        )
-    if force or owned_files(target) is not None or not any(target.iterdir()):
-        return
+    record = "has a `mergepipe.json` that cannot be read" if (target / MANIFEST).exists() else "has no `mergepipe.json`"
     raise PublishError(
-        f"the directory `{target}` exists and was not made by mergepipe",
+        f"the directory `{target}` was not made by mergepipe: it {record}",
         hint="choose another `path` for the output, or use `--force` to replace the weights in it (other files stay)",
         path=str(target),
     )
 
 
-def check_collisions(target: Path, names: Iterable[str], *, force: bool) -> None:
-    """Check that no file of the user's in an output directory has a name that the output needs.
+def check_collisions(target: Path, names: Iterable[str], *, force: bool) -> tuple[str, ...]:
+    """Check that no file of the user's in an output directory has a name that the output, or its loaders, need.
+
+    Returns
+    -------
+    tuple
+        With ``force``, the files that the next publication replaces.
 
     Raises
     ------
     PublishError
-        Naming the files, unless ``force``: they are replaced then.
+        Naming the files, unless ``force``.
     """
     owned = owned_files(target)
-    if force or owned is None:
-        return
-    taken = [name for name in sorted(names) if name not in owned and os.path.lexists(target / name)]
-    if taken:
+    if owned is None:
+        return ()
+    strays = {name for name in os.listdir(target) if _is_weight_name(name)}
+    taken = [name for name in sorted({*names, *strays}) if name not in owned and os.path.lexists(target / name)]
+    if taken and not force:
         raise PublishError(
-            f"the output directory `{target}` holds files that mergepipe did not put there, under names that it needs:"
-            f" {', '.join(f'`{name}`' for name in taken)}",
+            f"the output directory `{target}` holds files that mergepipe did not put there, under names that the output"
+            f" needs or that loaders take for its weights: {', '.join(f'`{name}`' for name in taken)}",
             hint="move them, or use `--force` to replace them",
             path=str(target),
             files=taken,
         )
+    return tuple(taken)
+
+
+def _is_weight_name(name: str) -> bool:
+    """Return whether loaders of a model folder look for weights under this name."""
+    return name in ("model.safetensors", INDEX) or fnmatch.fnmatchcase(name, "model-*-of-*.safetensors")
+
+
+def claim(target: Path, files: PublishedFiles) -> None:
+    """Write down again whose files are whose in a directory whose manifest was deleted or damaged.
+
+    Only where the directory still holds a file as it was published there; the next publication writes the manifest.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses.
+    """
+    if not target.is_dir() or owned_files(target) is not None:
+        return
+    if any(FileIdentity.at(target / file.name) == file.identity for file in files):
+        record = {"version": 0, "files": [file.name for file in files]}
+        try:
+            write_file(target / MANIFEST, msgspec.json.encode(record))
+        except OSError as error:
+            fail_storage(error, target / MANIFEST, "write")
 
 
 def owned_files(target: Path) -> tuple[str, ...] | None:
@@ -194,7 +242,7 @@ class Publication:
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 write_file(staged / name, data)
             if self.target.is_dir():
-                _keep_user_files(self.target, staged, contents)
+                _keep_user_files(self.target, staged, contents, force=self._force)
             _fsync_folders(staged)
             published = tuple(_published(staged, name, contents) for name in contents.names)
             if self.target.is_dir():
@@ -223,15 +271,16 @@ class Publication:
             fail_storage(error, self.target, "publish")
 
 
-def _keep_user_files(previous: Path, staged: Path, contents: Contents) -> None:
+def _keep_user_files(previous: Path, staged: Path, contents: Contents, *, force: bool) -> None:
     """Give the user's files of the previous directory a place in the next one.
 
-    Weights in a directory that mergepipe did not make (`--force`) are what is being replaced: beside the new ones
-    loaders could take them for part of the model.
+    Weights that mergepipe did not write are what `--force` replaces: beside the new ones loaders could take them for
+    part of the model.
     """
-    replaced = owned_files(previous) is None
+    foreign = owned_files(previous) is None
     for name in _foreign(previous):
-        if replaced and "/" not in name and name.endswith((".safetensors", ".safetensors.index.json")):
+        is_weights = _is_weight_name(name) or (foreign and "/" not in name and name.endswith(".safetensors"))
+        if force and is_weights:
             continue
         target = staged / name
         if name in contents.names or target.exists():

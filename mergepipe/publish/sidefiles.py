@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mergepipe.checkpoints.place import Place, read_small
+from mergepipe.checkpoints.sniff import SNIFF_BYTES, sniff
 from mergepipe.digest import content_digest
 from mergepipe.dtypes import DTYPES, is_mergeable
-from mergepipe.errors import fail_storage
+from mergepipe.errors import MergepipeError, SourceError, raise_collected
 from mergepipe.plan.values import OutputPlan
 
 CONFIG = "config.json"
@@ -57,41 +59,47 @@ class SideFile:
         return content_digest(self.data)
 
 
-def side_files(plan: OutputPlan, tokenizer_root: Path | None, config_root: Path | None) -> tuple[SideFile, ...]:
+def side_files(plan: OutputPlan, tokenizer: Place | None, definer: Place | None) -> tuple[SideFile, ...]:
     """Return the side files of an output in name order.
 
     Parameters
     ----------
-    tokenizer_root
-        The directory of the source that the tokenizer and generation config come from; None if it is a single file.
-    config_root
-        The directory of the source that defines the tensors, whose ``config.json`` is taken.
+    tokenizer
+        The folder of the source that the tokenizer and generation config come from; None if it is a single file.
+    definer
+        The folder of the source that defines the tensors, whose ``config.json`` is taken.
 
     Raises
     ------
-    StorageError
-        If one of them cannot be read.
+    SourceError
+        For those that cannot be read, or are not what their names say (a Git LFS pointer, a web page).
     """
-    found = [SideFile(name=name, data=_read(path)) for name, path in _carried(tokenizer_root)]
-    config = config_root / CONFIG if config_root else None
-    if config is not None and config.is_file():
-        found.append(SideFile(name=CONFIG, data=adapt_config(_read(config), plan)))
+    found: list[SideFile] = []
+    errors: list[MergepipeError] = []
+    for name in _carried(tokenizer.root) if tokenizer is not None else ():
+        try:
+            found.append(SideFile(name=name, data=_read(tokenizer, name)))  # type: ignore[arg-type]
+        except SourceError as error:
+            errors.append(error)
+    raise_collected(errors)
+    if definer is not None and (definer.root / CONFIG).is_file():
+        found.append(SideFile(name=CONFIG, data=adapt_config(_read(definer, CONFIG), plan)))
     return tuple(sorted(found, key=lambda file: file.name))
 
 
-def _carried(root: Path | None) -> list[tuple[str, Path]]:
-    if root is None:
-        return []
+def _carried(root: Path) -> list[str]:
+    """Return the names of the files that are carried over, whatever they turn out to be."""
     names = [path.relative_to(root).as_posix() for folder in (root, root / "additional_chat_templates")
-             if folder.is_dir() for path in sorted(folder.iterdir()) if path.is_file()]  # fmt: skip
-    return [(name, root / name) for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _CARRIED)]
+             if folder.is_dir() for path in sorted(folder.iterdir())]  # fmt: skip
+    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _CARRIED)]
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        fail_storage(error, path, "read")
+def _read(place: Place, name: str) -> bytes:
+    data = read_small(place, name)
+    finding = sniff(data[:SNIFF_BYTES])
+    if finding is not None and finding.kind in ("git-lfs-pointer", "html"):
+        raise place.error(f"is {finding.what}", name=name, hint=finding.hint, found=finding.kind)
+    return data
 
 
 def adapt_config(data: bytes, plan: OutputPlan) -> bytes:

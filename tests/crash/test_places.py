@@ -266,6 +266,9 @@ def put_directory(path):
 
 
 def put_model(path):
+    shutil.copytree(path, path.with_name("copy"))
+    shutil.rmtree(path)
+    path.with_name("copy").rename(path)
     (path / MANIFEST).unlink()
 
 

@@ -431,3 +431,36 @@ def test_two_outputs_of_equal_content_live_side_by_side(project):
         project.build()
         project.check(name)
     assert {report.state for report in project.build().outputs.values()} == {"unchanged"}
+
+
+@pytest.mark.parametrize("damage", ["deleted", "garbled"])
+def test_an_output_without_its_manifest_is_still_ours_where_the_cache_knows_it(project, damage):
+    project.build()
+    manifest = project.root / "build/m/mergepipe.json"
+    whole = manifest.read_bytes()
+    notes = project.root / "build/m/notes.txt"
+    notes.write_text("mine")
+    manifest.unlink()
+    if damage == "garbled":
+        manifest.write_bytes(whole[: len(whole) // 2])
+    assert project.build().outputs["m"].blocks["computed"] == 0
+    assert {key: value for key, value in json.loads(manifest.read_bytes()).items() if key != "run"} == {
+        key: value for key, value in json.loads(whole).items() if key != "run"
+    }
+    assert notes.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors"])
+def test_weights_in_the_output_that_are_not_ours_are_refused_by_name(project, name):
+    project.set_output("m", project.outputs["m"] | {"write": {"shard_size": 4}})
+    project.build()
+    stray = project.root / "build/m" / name
+    if stray.exists():
+        pytest.skip("a shard of the output has this name")
+    stray.write_bytes(b"other weights")
+    with pytest.raises(PublishError, match="loaders") as caught:
+        project.build()
+    assert caught.value.facts["files"] == [name]
+    assert stray.read_bytes() == b"other weights"
+    project.build(force=True)
+    assert not stray.exists() or stray.read_bytes() != b"other weights"

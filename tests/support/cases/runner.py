@@ -98,4 +98,8 @@ def _told_at_once(project: Project, result: Result) -> Result:
 
 
 def _output(project: Project) -> Tensors | None:
-    return read_checkpoint(project.out) if project.out.is_dir() else None
+    """Return the output for comparisons between runs; None where there is none, or an odd one that was refused."""
+    try:
+        return read_checkpoint(project.out) if project.out.is_dir() else None
+    except CheckError:
+        return None

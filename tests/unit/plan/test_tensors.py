@@ -263,7 +263,7 @@ def test_a_rule_that_matches_nothing_is_an_error(project):
     assert "rules[0]" in first.message
     assert "*.attn.*" in first.message
     assert "rules[1]" in second.message
-    assert "2 layers" in second.hint
+    assert "2 layers" in second.message
 
 
 def test_a_quantised_source_is_refused(project):

@@ -1,0 +1,94 @@
+"""The lock of a project: what it will say, whether that differs from what it says, and writing it last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.checkpoints.checkpoint import Checkpoint
+from mergepipe.errors import LockDiffersError
+from mergepipe.fsio.durable import drop_temporary, replace_file
+from mergepipe.lockfile.assemble import locked_source
+from mergepipe.lockfile.compare import Difference, compare_locks, declared_differences, render_differences
+from mergepipe.lockfile.records import LockedOutput, Lockfile
+from mergepipe.lockfile.writer import render_lock
+from mergepipe.mergefile.schema import Mergefile
+
+
+def next_lock(
+    old: Lockfile | None,
+    mergefile: Mergefile,
+    outputs: Sequence[LockedOutput],
+    checkpoints: Mapping[str, Checkpoint],
+    index: SourceIndex,
+    geometry: int,
+) -> Lockfile:
+    """Return the lock after a build: entries of outputs that were not built stay as they are."""
+    built = {output.name: output for output in outputs}
+    kept = [o for o in (old.outputs if old else ()) if o.name in mergefile.outputs and o.name not in built]
+    entries = [*built.values(), *kept]
+    fresh = {name for output in built.values() for name in output.sources}
+    sources = [
+        locked_source(mergefile.sources[name], checkpoints[name], index.digest(name)) for name in sorted(fresh)
+    ]
+    used = {name for output in kept for name in output.sources} - fresh
+    sources += [source for source in (old.sources if old else ()) if source.name in used]
+    return Lockfile(geometry=geometry, sources=tuple(sources), outputs=tuple(entries))
+
+
+def lock_state(old: Lockfile | None, new: Lockfile, *, verified: bool) -> str:
+    """Return ``missing``, ``current``, ``outdated``, or ``unverified`` where only a build can tell.
+
+    Parameters
+    ----------
+    verified
+        Whether ``new`` holds results; otherwise only what is declared, and the sources that are known, can differ.
+    """
+    if old is None:
+        return "missing"
+    if compare_locks(old, new) if verified else declared_differences(old, new):
+        return "outdated"
+    return "current" if verified else "unverified"
+
+
+def refuse_declared_changes(old: Lockfile | None, new: Lockfile, lock_path: Path, root: Path) -> None:
+    """Stop a ``--locked`` build early if what is declared, or a source whose content is known, differs.
+
+    Raises
+    ------
+    LockDiffersError
+        Listing the differences, or saying that there is no lock.
+    """
+    _refuse(old, declared_differences(old, new) if old else (), lock_path, root)
+
+
+def refuse_changes(old: Lockfile | None, new: Lockfile, lock_path: Path, root: Path) -> None:
+    """Stop a ``--locked`` build before anything is published if the lock would change at all."""
+    _refuse(old, compare_locks(old, new), lock_path, root)
+
+
+def _refuse(old: Lockfile | None, differences: Sequence[Difference], lock_path: Path, root: Path) -> None:
+    shown = lock_path.relative_to(root) if lock_path.is_relative_to(root) else lock_path
+    if old is None:
+        raise LockDiffersError(
+            f"`{shown}` does not exist, and `--locked` keeps a build from writing it",
+            hint="run `mergepipe build` and commit the lock",
+            path=str(shown),
+        )
+    if differences:
+        raise LockDiffersError(
+            render_differences(differences, shown),
+            hint="run `mergepipe build` without `--locked` to update the lock, and review the change",
+            path=str(shown),
+            differences=[difference.as_json() for difference in differences],
+        )
+
+
+def write_lock(path: Path, old: Lockfile | None, new: Lockfile) -> bool:
+    """Write the lock if it says something else than the one that is there; return whether it did."""
+    if old is not None and not compare_locks(old, new):
+        drop_temporary(path)
+        return False  # the text may differ (line ends, order of keys): it is not ours to change then
+    replace_file(path, render_lock(new).encode(), point="lock")
+    return True
