@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["Project", "__version__", "open"]
 
 
+def __dir__() -> list[str]:
+    """List the public names, also those that are not imported yet."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import the pipeline only when it is used, so that ``mergepipe --version`` stays quick."""
     if name in ("open", "Project"):

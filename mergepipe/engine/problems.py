@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mergepipe.errors import OperatorError
+from mergepipe.errors import OperatorError, PlanError
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
 
@@ -38,13 +38,13 @@ def input_difference(tensor: TensorPlan, digests: Sequence[bytes | None]) -> Non
 
     Raises
     ------
-    OperatorError
+    PlanError
         Naming the tensor and the first source that differs.
     """
     base = tensor.base
     for ref, digest in zip(tensor.experts, digests[1:], strict=True):
         if ref is not None and base is not None and digest != digests[0]:
-            raise OperatorError(
+            raise PlanError(
                 f"tensor `{tensor.name}` ({tensor.dtype}) cannot be merged, and `{ref.source}` holds other values"
                 f" than `{base.source}`",
                 hint="only F64, F32, F16 and BF16 tensors are merged; any other must be the same in every source",

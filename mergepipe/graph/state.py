@@ -25,6 +25,11 @@ def tensor_nodes(plan: OutputPlan, index: SourceIndex, catalog: Catalog) -> tupl
     return tuple(nodes)
 
 
+def tensor_keys(plan: OutputPlan, index: SourceIndex) -> tuple[tuple[str, bytes | None], ...]:
+    """Return (name, action key) of every tensor of an output, in the plan's order; None while an input is cold."""
+    return tuple((tensor.name, current_key(plan, tensor, index)) for tensor in plan.tensors)
+
+
 def current_key(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> bytes | None:
     """Return a tensor's action key, or None while an input's content is not known."""
     digests = [index.tensor(slot.source, slot.info) if slot else None for slot in tensor.slots]

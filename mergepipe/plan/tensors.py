@@ -66,11 +66,26 @@ def plan_tensors(family: Family) -> tuple[tuple[TensorPlan, ...], list[str], lis
         else:
             if plan is not None:
                 plans.append(plan)
-    notes = [
+    notes = [_rows_note(plan, family) for plan in plans if _has_odd_rows(plan)]
+    notes += [
         f'{source}: {_listing(names)} missing, taken from `{family.definer}` (`missing = "base"`)'
         for source, names in missing.items()
     ]
     return tuple(plans), notes, problems.errors(family)
+
+
+def _has_odd_rows(plan: TensorPlan) -> bool:
+    return any(slot is not None and slot.info.shape != plan.shape for slot in plan.experts)
+
+
+def _rows_note(plan: TensorPlan, family: Family) -> str:
+    """Say which rows of a tensor are merged, and what becomes of the others."""
+    rows = _rows(plan.shape)
+    counts = {ref.source: _rows(ref.info.shape) for ref in plan.experts if ref is not None}
+    others = ", ".join(f"{count:,} in `{source}`" for source, count in counts.items() if count != rows)
+    common = rows if plan.common_rows is None else plan.common_rows
+    kept = f", those from {common:,} on taken from `{family.definer}`" if common < rows else ", further rows dropped"
+    return f"`{plan.name}`: the first {common:,} rows are merged ({rows:,} in `{family.definer}`, {others}){kept}"
 
 
 class _Preparer:

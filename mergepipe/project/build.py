@@ -21,7 +21,6 @@ from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.errors import CacheError
 from mergepipe.fsio.crash import crash_point
-from mergepipe.graph.state import tensor_nodes
 from mergepipe.lockfile.assemble import (
     ContentCounts,
     block_facts,
@@ -106,7 +105,7 @@ def prepare(
     declared = declared_output(plan, tokenizer, index)
     target = target_of(mergefile, plan.output)
     known = known_output(catalog, target)
-    reasons = _reasons(plan, declared, files, known, index, catalog)
+    reasons = _reasons(plan, declared, files, known, index)
     touched = _touched(target, known) if known is not None and not reasons else ()
     return Prepared(
         plan=plan,
@@ -133,14 +132,13 @@ def _reasons(
     files: tuple[SideFile, ...],
     known: KnownOutput | None,
     index: SourceIndex,
-    catalog: Catalog,
 ) -> tuple[str, ...]:
     if known is None:
         return ("it was not built here before",)
     cold = tuple(source for source in plan.sources if index.digest(source) is None)
     if cold:
         return tuple(f"source `{source}` changed on disk, or was not read before" for source in cold)
-    facts = current_facts(plan, declared, tensor_nodes(plan, index, catalog), files, index)
+    facts = current_facts(plan, declared, files, index)
     if facts is not None and facts.key() != known.key:
         return changed_facts(known.record.facts, facts) or ("its recipe changed",)
     return ()
@@ -189,12 +187,12 @@ def ready_unchanged(prepared: Prepared, lock_path: Path, meter: Meter | None = N
     )
 
 
-def is_confirmed(prepared: Prepared, index: SourceIndex, catalog: Catalog) -> bool:
+def is_confirmed(prepared: Prepared, index: SourceIndex) -> bool:
     """Return whether an output that had to be looked into, as its sources were touched, turned out to be unchanged."""
     known, plan = prepared.known, prepared.plan
     if known is None or prepared.forced or touched_files(prepared.target, known.files):
         return False
-    facts = current_facts(plan, prepared.declared, tensor_nodes(plan, index, catalog), prepared.side_files, index)
+    facts = current_facts(plan, prepared.declared, prepared.side_files, index)
     return facts is not None and facts.key() == known.key
 
 
@@ -252,13 +250,7 @@ def publish(
     if finished is None:
         return
     contents = _contents(ready, finished, mergefile, index, packs)
-    facts = current_facts(
-        prepared.plan,
-        ready.locked,
-        tensor_nodes(prepared.plan, index, catalog),
-        prepared.side_files,
-        index,
-    )
+    facts = current_facts(prepared.plan, ready.locked, prepared.side_files, index)
     assert facts is not None, "every input of a finished output is known"
     record = render_lock(Lockfile(geometry=prepared.plan.geometry.id, sources=(), outputs=(ready.locked,)))
     with Publication(prepared.target, force=force) as publication:

@@ -12,7 +12,7 @@ from mergepipe.cache.catalog import Catalog, Published
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import record_digest
 from mergepipe.fsio.identity import FileIdentity
-from mergepipe.graph.nodes import TensorNode
+from mergepipe.graph.state import tensor_keys
 from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedOutput
 from mergepipe.plan.values import OutputPlan
 from mergepipe.publish.directory import PublishedFile, PublishedFiles
@@ -68,12 +68,11 @@ class KnownOutput:
 def current_facts(
     plan: OutputPlan,
     declared: LockedOutput,
-    nodes: Sequence[TensorNode],
     side_files: Sequence[SideFile],
     index: SourceIndex,
 ) -> Facts | None:
     """Return an output's facts, or None while the content of a source is not known."""
-    keys = [(node.tensor, node.key) for node in nodes]
+    keys = tensor_keys(plan, index)
     sources = {source: index.digest(source) or UNKNOWN_DIGEST for source in plan.sources}
     if any(key is None for _, key in keys) or UNKNOWN_DIGEST in sources.values():
         return None

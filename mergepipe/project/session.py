@@ -237,7 +237,7 @@ class Project:
             done = finished.get(p.plan.output.name)
             if done is None:
                 ready.append(steps.ready_unchanged(p, self.lock_path))
-            elif steps.is_confirmed(p, index, catalog):
+            elif steps.is_confirmed(p, index):
                 ready.append(steps.ready_unchanged(p, self.lock_path, done.meter, seconds))
             else:
                 ready.append(steps.ready_built(p, done, index, seconds))

@@ -218,7 +218,7 @@ class Publication:
         try:
             while (retired := recover_swap(self.target)) is not None:
                 if os.path.lexists(self.target):
-                    _rescue(retired, self.target)
+                    _rescue(retired, self.target, weights=True)
                 remove_tree(retired)
         except OSError as error:
             fail_storage(error, self.target, "recover")
@@ -264,7 +264,7 @@ class Publication:
         try:
             retired = swap_in(self.target)
             if retired is not None:
-                _rescue(retired, self.target)
+                _rescue(retired, self.target, weights=not self._force)
                 remove_tree(retired)
             crash_point("publish.cleaned")
         except OSError as error:
@@ -315,12 +315,18 @@ def _share(source: Path, target: Path) -> None:
         copy_file(source, target, mode=source.stat().st_mode & 0o777)
 
 
-def _rescue(retired: Path, target: Path) -> None:
-    """Move user files that appeared in the previous directory while the next one was put together."""
+def _rescue(retired: Path, target: Path, *, weights: bool) -> None:
+    """Move user files that appeared in the previous directory while the next one was put together.
+
+    Parameters
+    ----------
+    weights
+        False leaves weights behind: they are what `--force` replaced.
+    """
     if retired.is_symlink() or not retired.is_dir() or owned_files(retired) is None:
         return
     for name in _foreign(retired):
-        if not os.path.lexists(target / name):
+        if not os.path.lexists(target / name) and (weights or not _is_weight_name(name)):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (retired / name).rename(target / name)
 
