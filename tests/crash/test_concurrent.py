@@ -16,7 +16,7 @@ from support.forked import ForkServer
 # Holds the cache until the file `go` appears, and says so with the file `holding`.
 HOLD = """
 import pathlib, time
-import mergepipe.project.build as steps
+import mergepipe.project.locking as steps
 
 def write_lock(*args, **options):
     pathlib.Path("holding").touch()
