@@ -141,8 +141,3 @@ def source_digest(tensors: Iterable[tuple[str, bytes]]) -> bytes:
     for name, digest in sorted(tensors):
         hasher.text(name).raw(digest)
     return hasher.digest()
-
-
-def unpack_digests(packed: bytes) -> list[bytes]:
-    """Return the digests of a packed array (32 bytes each)."""
-    return [packed[at : at + DIGEST_SIZE] for at in range(0, len(packed), DIGEST_SIZE)]

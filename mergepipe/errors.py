@@ -15,7 +15,6 @@
     ├── LockError                  2   Mergefile.lock cannot be read
     │   └── LockDiffersError       3   ``--locked`` and the lock would change
     ├── PublishError               2   the output directory must not be overwritten
-    ├── MissingExtraError          2   an optional dependency is not installed
     ├── InternalError              1   a promise of ours was broken: a bug
     └── CancelledError           130   the user interrupted
 
@@ -138,12 +137,6 @@ class LockDiffersError(LockError):
 
 class PublishError(MergepipeError):
     """An output directory must not be overwritten, or lies where it must not."""
-
-    exit_status = 2
-
-
-class MissingExtraError(MergepipeError):
-    """A feature needs an optional dependency that is not installed."""
 
     exit_status = 2
 

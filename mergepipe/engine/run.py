@@ -28,7 +28,7 @@ from mergepipe.engine.limits import block_bytes, job_blocks
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.results import FinishedOutput
-from mergepipe.engine.staging import StagedShard, abandoned
+from mergepipe.engine.staging import StagedShard, abandoned, staged_name
 from mergepipe.engine.work import Group, InputKey, JobDone, TensorWork, jobs_of
 from mergepipe.errors import MergepipeError, SourceChangedError
 from mergepipe.fsio.crash import crash_point
@@ -91,8 +91,8 @@ class Engine:
             If a source, a number or the disk stops the build; what was finished is kept for the next one.
         """
         graph = compile_graph(plans, self._index, self._catalog)
-        shards = self._shards(plans)
-        maker = GroupMaker(self._index, self._catalog, shards, self._staged(plans, shards))
+        shards, left = self._shards(plans)
+        maker = GroupMaker(self._index, self._catalog, shards, left)
         meters = {plan.output.name: Meter() for plan in plans}
         pool = WorkerPool(self._options.workers)
         try:
@@ -107,31 +107,27 @@ class Engine:
         finally:
             pool.close()
 
-    def _shards(self, plans: Iterable[OutputPlan]) -> dict[tuple[str, str], StagedShard]:
-        folder = self._catalog.layout.staging
-        table = {}
-        for plan in plans:
-            for shard in plan.layout.shards:
-                staged = StagedShard(folder, plan.output.name, shard, resumable=True)
-                table.update({(plan.output.name, tensor.name): staged for tensor in shard.tensors})
-        return table
+    def _shards(
+        self, plans: Iterable[OutputPlan]
+    ) -> tuple[dict[tuple[str, str], StagedShard], dict[tuple[str, str], StagedTensor]]:
+        """Return, by (output, tensor), the staged shard of each and what an unfinished build left of it.
 
-    def _staged(
-        self, plans: Iterable[OutputPlan], shards: Mapping[tuple[str, str], StagedShard]
-    ) -> dict[tuple[str, str], StagedTensor]:
-        """Return what unfinished builds left; rows about staged files that are gone are dropped."""
-        found = {}
+        Rows about staged files that are gone are dropped.
+        """
+        folder = self._catalog.layout.staging
+        shards: dict[tuple[str, str], StagedShard] = {}
+        left: dict[tuple[str, str], StagedTensor] = {}
         for plan in plans:
+            output = plan.output.name
             for shard in plan.layout.shards:
-                staged = shards[plan.output.name, shard.tensors[0].name]
-                rows = self._catalog.staged(staged.name)
-                if rows and not staged.resumed:
+                rows = self._catalog.staged(staged_name(output, shard))
+                staged = StagedShard(folder, output, shard, resumable=bool(rows))
+                shards.update({(output, tensor.name): staged for tensor in shard.tensors})
+                if staged.resumed:
+                    left.update({(output, name): row for name, row in rows.items()})
+                elif rows:
                     self._catalog.drop_staged([staged.name])
-                elif not rows:
-                    staged.resumed = False
-                else:
-                    found.update({(plan.output.name, name): row for name, row in rows.items()})
-        return found
+        return shards, left
 
     def _drop_abandoned(self, plans: Iterable[OutputPlan]) -> None:
         """Remove what killed builds left of layouts that these outputs no longer have."""

@@ -99,7 +99,7 @@ def prepare(
     plan: OutputPlan, mergefile: Mergefile, checkpoints: Mapping[str, Checkpoint], index: SourceIndex, catalog: Catalog
 ) -> Prepared:
     """Find out whether an output is what a build would make; reads side files, headers and the catalog."""
-    tokenizer = plan.output.write.tokenizer or plan.definer
+    tokenizer = _tokenizer(plan)
     definer = plan.sources[plan.definer]
     files = side_files(plan, _folder(checkpoints[tokenizer], mergefile), _folder(definer, mergefile))
     declared = declared_output(plan, tokenizer, index)
@@ -116,6 +116,11 @@ def prepare(
         reasons=reasons or touched,
         only_touched=bool(touched),
     )
+
+
+def _tokenizer(plan: OutputPlan) -> str:
+    """Return the source that the tokenizer and its side files come from."""
+    return plan.output.write.tokenizer or plan.definer
 
 
 def _folder(checkpoint: Checkpoint, mergefile: Mergefile) -> Place | None:
@@ -199,10 +204,9 @@ def is_confirmed(prepared: Prepared, index: SourceIndex) -> bool:
 def ready_built(prepared: Prepared, finished: FinishedOutput, index: SourceIndex, seconds: float) -> Ready:
     """Return the record of an output whose shards are in packs."""
     plan = prepared.plan
-    tokenizer = plan.output.write.tokenizer or plan.definer
     counts = {tensor.name: content_counts(plan, tensor, index) for tensor in plan.tensors}
     locked = locked_output(
-        declared_output(plan, tokenizer, index),
+        declared_output(plan, _tokenizer(plan), index),
         finished,
         counts,
         {file.name: file.digest for file in prepared.side_files},
@@ -255,7 +259,7 @@ def publish(
     record = render_lock(Lockfile(geometry=prepared.plan.geometry.id, sources=(), outputs=(ready.locked,)))
     with Publication(prepared.target, force=force) as publication:
         files = publication.assemble(contents)
-        _confirm_packs(prepared.plan.output.name, finished, packs)
+        _confirm_packs(prepared.plan.output.name, finished, catalog, packs)
         published = encode_published(facts, files, record, dict(ready.expert_blocks))
         catalog.record_published(prepared.target, published)
         crash_point("publish.recorded")
@@ -267,7 +271,7 @@ def publish(
             catalog.record_published(prepared.target, replace(published, files=settled))
 
 
-def _confirm_packs(output: str, finished: FinishedOutput, packs: PackStore) -> None:
+def _confirm_packs(output: str, finished: FinishedOutput, catalog: Catalog, packs: PackStore) -> None:
     """Check that the packs that were just linked are what they were when their shards were finished.
 
     Raises
@@ -275,7 +279,8 @@ def _confirm_packs(output: str, finished: FinishedOutput, packs: PackStore) -> N
     CacheError
         If a published file that shares its bytes with one was written to meanwhile; nothing is published then.
     """
-    changed = [shard for shard in finished.shards if not packs.refresh(shard.pack)]
+    with catalog.transaction():  # one commit, however many shards
+        changed = [shard for shard in finished.shards if not packs.refresh(shard.pack)]
     for shard in changed:
         packs.quarantine(shard.pack)
     if changed:
