@@ -121,6 +121,34 @@ class OperatorSignature:
         return {spec.name: spec for spec in (*self.params, *COMMON_PARAMS)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorReference:
+    """What the operators' reference says of one operator, besides its parameters; sentences without line breaks.
+
+    Attributes
+    ----------
+    formula
+        The formula in plain text, one line each.
+    source
+        The paper or project that defines it.
+    locality
+        What a change of one block of one expert costs: which blocks are read and computed again.
+    statistics
+        Which statistics of the blocks are taken and kept, or "none".
+    edge_cases
+        What happens at the edges: zero vectors, equal magnitudes, parameters at their bounds.
+    differences
+        How results differ from mergekit 0.1.5 run in float32, or nothing.
+    """
+
+    formula: tuple[str, ...]
+    source: str
+    locality: str
+    statistics: str = "none"
+    edge_cases: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+
+
 COMMON_PARAMS = (
     ParamSpec(
         name="missing",

@@ -113,13 +113,13 @@ def _count_reads(
     meter: Meter,
 ) -> None:
     """Count what was read for a tensor; a block that another output of the job counted already is borrowed."""
-    base = work.recipe.tensor.base
+    tensor = work.recipe.tensor
     for plan in plans:
         for slot in plan.reads:
-            key, ref = work.inputs[slot], work.recipe.tensor.slots[slot]
+            key, ref = work.inputs[slot], tensor.slots[slot]
             if key is None or ref is None:
                 continue
-            is_expert = ref is not base and work.plan.is_expert(ref)
+            is_expert = ref is not tensor.base and tensor.is_expert(ref)
             if (key, plan.block) in claimed:
                 meter.borrowed += is_expert
                 continue

@@ -118,7 +118,7 @@ def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> 
     """Return the counts of one tensor; every input must be known."""
     if tensor.decision is Decision.EQUAL:
         return ContentCounts(total=0, zero=0, shared=0)
-    recipe = TensorRecipe.of(plan.operator, tensor, plan.geometry)
+    recipe = TensorRecipe.of(tensor.operator, tensor, plan.geometry)
     packed = [index.blocks(slot.source, slot.info) if slot else None for slot in tensor.slots]
     total = zero = shared = 0
     for block in range(recipe.grid.count):
@@ -127,17 +127,17 @@ def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> 
         planned = plan_block(recipe, block, digests)
         if recipe.merged_rows(block):
             total += sum(
-                digest is not None and slot is not None and plan.is_expert(slot)
+                digest is not None and slot is not None and tensor.is_expert(slot)
                 for slot, digest in zip(tensor.experts, digests[1:], strict=True)
             )
         zero += len(planned.zero)
-        shared += sum(_is_expert_slot(plan, tensor, slot) for slot in planned.shared)
+        shared += sum(_is_expert_slot(tensor, slot) for slot in planned.shared)
     return ContentCounts(total=total, zero=zero, shared=shared)
 
 
-def _is_expert_slot(plan: OutputPlan, tensor: TensorPlan, slot: int) -> bool:
+def _is_expert_slot(tensor: TensorPlan, slot: int) -> bool:
     ref = tensor.slots[slot]
-    return ref is not None and plan.is_expert(ref)
+    return ref is not None and tensor.is_expert(ref)
 
 
 def locked_output(

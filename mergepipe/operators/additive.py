@@ -16,9 +16,9 @@ methods divide by a sum of weights that is zero, where ours stop with an error.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from mergepipe.operators.contract import Array, BlockInputs, Operator, Prepared, TensorParams
+from mergepipe.operators.contract import Array, BlockInputs, Operator, Prepared, Reduction, TensorParams
 from mergepipe.operators.numerics import normaliser, rounded, weighted_sum
 from mergepipe.signatures import BasePolicy, OperatorSignature, ParamKind, ParamSpec, Scope
 
@@ -58,7 +58,7 @@ class Linear(Operator):
         divisor = normaliser(weights, work) if params.values["normalize"] else 1.0
         return Prepared(coefficients=weights, divisor=divisor)
 
-    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Any = None) -> Array:
+    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return ``sum(w_i x_i) / divisor``; see `Operator.apply`."""
         total = weighted_sum(inputs, prepared.coefficients, deltas=False)
         if total is None:
@@ -111,7 +111,7 @@ class TaskArithmetic(Operator):
         )
         return Prepared(coefficients=coefficients, divisor=divisor, scale=scale)
 
-    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Any = None) -> Array:
+    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return ``base + scale * (sum(w_i delta_i) / divisor)``; see `Operator.apply`."""
         total = weighted_sum(inputs, prepared.coefficients, deltas=True)
         if total is None:
@@ -155,7 +155,7 @@ class Passthrough(Operator):
         """Return the factor; see `Operator.prepare`."""
         return Prepared(coefficients=rounded(params.column("scale"), work))
 
-    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Any = None) -> Array:
+    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return ``scale * x``; see `Operator.apply`."""
         total = weighted_sum(inputs, prepared.coefficients, deltas=False)
         return inputs.xp.zeros(inputs.shape, dtype=inputs.dtype) if total is None else total

@@ -2,21 +2,25 @@
 
 An operator is a value without state. For each tensor it is *prepared* once from the resolved parameters (what is
 checked there stops a build before any weight is read), then *applied* block by block; a tensor-wide *reduction* of
-per-block partials may come between the two. It never opens a file, and its result for an element depends on nothing
-but the inputs there, the parameters and the reduction: not on how blocks are grouped into calls.
+statistics of the blocks may come between the two. It never opens a file, and its result for an element depends on
+nothing but the inputs, the parameters and the reduction: not on how elements are grouped into calls.
 
 Inputs come widened to the work dtype (float32, or float64 where an input is float64), multiplications and additions
 are separate operations in expert order, and the caller rounds once to the output dtype.
+
+How a tensor is cut: *blocks* are what is read, hashed and cached; an operator sees *tiles* of a block, in order, each
+an array of consecutive elements (1-D). Where an operator or a statistic is `rowwise`, tiles hold whole rows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mergepipe.signatures import OperatorSignature, Scalar
+from mergepipe.digest import record_digest
+from mergepipe.signatures import OperatorReference, OperatorSignature, Scalar
 
 Array = Any
 """An array of the namespace in use: `numpy.ndarray` on the CPU, `torch.Tensor` on a device."""
@@ -34,11 +38,15 @@ class TensorParams:
         The per-expert parameters by name, in expert order.
     base_expert
         Which expert is the base itself, None if it is not listed.
+    tensor, sources
+        The output tensor's name and the experts' source names, for operators with `names`; otherwise empty.
     """
 
     values: Mapping[str, Scalar]
     experts: tuple[Mapping[str, Scalar], ...]
     base_expert: int | None = None
+    tensor: str = ""
+    sources: tuple[str, ...] = ()
 
     def number(self, name: str) -> float:
         """Return an output-wide number."""
@@ -49,15 +57,16 @@ class TensorParams:
         return tuple(float(expert[name]) for expert in self.experts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What an operator needs of the parameters while it is applied to one tensor.
+    """What an operator needs of the parameters while it is applied to one tensor. Operators may extend it.
 
     Attributes
     ----------
     coefficients
         The factor of each expert, in expert order, rounded to the work dtype. An expert whose factor is 0 is not
-        an input: it is not read.
+        an input: it is not read. Operators without weights put 1, and 0 for the base among the experts where it is
+        a zero delta.
     divisor
         What the sum is divided by; 1 where nothing is normalised.
     scale
@@ -75,25 +84,66 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """The shape of the part of a tensor that is merged, as operators count it. It depends on nothing else.
+
+    Attributes
+    ----------
+    elements
+        How many elements are merged (those beyond common rows are not).
+    rows, row_elements
+        Rows of the last dimension and elements in each; a 1-D or 0-D tensor is one row here, unlike in the block
+        geometry.
+    columns
+        Elements at each index of the first dimension: the period of the flat index along it; ``elements`` where the
+        tensor is 1-D or 0-D.
+    blocks
+        How many blocks hold merged elements.
+    """
+
+    elements: int
+    rows: int
+    row_elements: int
+    columns: int
+    blocks: int
+
+    @property
+    def splits_row(self) -> bool:
+        """Whether the only row lies in several blocks: a long 1-D tensor, which no tile holds whole."""
+        return self.rows == 1 and self.blocks > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockInputs:
-    """The inputs of one call of `Operator.apply`, all of one shape and of the work dtype.
+    """The inputs of one tile, all of one shape ``(n,)`` and of the work dtype.
 
     Attributes
     ----------
     xp
         The array namespace.
     base
-        The base's values, or None where the operator does not use them.
+        The base's values, or None where the operator does not use them or the caller does not need them.
     experts
         Each expert's values in expert order. None where an expert is no input; and, for an operator of deltas, where
         its delta is zero. Arrays may be shared between entries and must not be written to.
+    deltas
+        Per expert its delta where that is what is stored (an adapter), else None; the entry of `experts` is None then.
     shape, dtype
         Of the arrays, for operators that are left without any.
     non_finite
         Whether infinities and NaN may be among the values, so that equal values must not be subtracted blindly.
     scratch
         Returns the n-th of a few arrays of that shape and dtype to write into and to return: fresh memory costs more
-        than the arithmetic. The same number is the same array within a call, and between calls of one worker.
+        than the arithmetic. The same number is the same array within a call, and between calls of one worker. Numbers
+        below 100 are the operator's; `delta` and `value` take the one that they are given.
+    start
+        The flat index of the first element in the output tensor.
+    block
+        The number of the block that the tile belongs to.
+    row_elements
+        As in `TensorFacts`; where the operator is rowwise, ``n`` is a multiple of it.
+    memo
+        Empty at the beginning of a block, and the same mapping for its later tiles: for counts that go on.
     """
 
     xp: Any
@@ -103,6 +153,125 @@ class BlockInputs:
     dtype: Any
     non_finite: bool
     scratch: Callable[[int], Array]
+    deltas: tuple[Array | None, ...] = ()
+    start: int = 0
+    block: int = 0
+    row_elements: int = 1
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+    def has(self, index: int) -> bool:
+        """Return whether an expert has a delta that is not known to be zero."""
+        return self.experts[index] is not None or self.stored_delta(index) is not None
+
+    def stored_delta(self, index: int) -> Array | None:
+        """Return an expert's delta where it is stored as one."""
+        return self.deltas[index] if self.deltas else None
+
+    def delta(self, index: int, number: int) -> Array:
+        """Write an expert's delta, ``expert - base``, into a scratch array and return it; `has` must be true.
+
+        Without a base it is the expert's value itself.
+        """
+        out, stored, array = self.scratch(number), self.stored_delta(index), self.experts[index]
+        if stored is not None:
+            out[...] = stored
+        elif self.base is None:
+            out[...] = array
+        else:
+            self.xp.subtract(array, self.base, out=out)
+            if self.non_finite:  # infinity minus infinity: where the expert equals the base, the delta is zero
+                out[array == self.base] = 0
+        return out
+
+    def value(self, index: int, number: int) -> Array:
+        """Return an expert's value, which must not be written to; an adapter's is put into a scratch array."""
+        array, stored = self.experts[index], self.stored_delta(index)
+        if array is not None:
+            return array
+        if stored is None:
+            return self.base
+        return self.xp.add(self.base, stored, out=self.scratch(number))
+
+
+# --- reductions ---------------------------------------------------------------------------------------------------
+
+
+class Statistic(ABC):
+    """Numbers about one block of some inputs, as bytes; computed once per content and kept in the cache.
+
+    Statistics are values: frozen dataclasses whose fields, with `name` and `version`, say all that the numbers depend
+    on besides the content of the blocks of `slots`, the dtypes and the work dtype. Put into `slots` only inputs that
+    matter: two outputs, or two settings of a parameter, share what has equal slots and fields.
+
+    Attributes
+    ----------
+    name, version
+        Part of the key; the version is bumped whenever the numbers change.
+    slots
+        The inputs that they are about: 0 is the base, i + 1 the expert i. The tiles hold these alone (`base` is None
+        if 0 is not among them).
+    deltas_only
+        Whether only the deltas matter: then a base is read only for blocks where some delta is not zero.
+    rowwise
+        Whether the tiles must hold whole rows.
+    positional
+        Whether the numbers depend on where in the tensor a block lies (random masks do).
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    deltas_only: ClassVar[bool] = False
+    rowwise: ClassVar[bool] = False
+    positional: ClassVar[bool] = False
+    slots: tuple[int, ...]
+
+    @abstractmethod
+    def settings(self) -> tuple[Any, ...]:
+        """Return what the numbers depend on besides the inputs: numbers, text, bytes, tuples of them."""
+
+    @abstractmethod
+    def measure(self, tiles: Iterator[BlockInputs]) -> bytes:
+        """Return the numbers about a block from its tiles, in order; each is valid until the next is asked for.
+
+        The result must be small beside the block (a few percent of its bytes at most), and the same on every machine.
+        """
+
+    def digest(self) -> bytes:
+        """Return the part of the key that does not depend on the inputs."""
+        return record_digest("statistic", self.name, self.version, self.settings())
+
+
+StatisticValues = Mapping["Statistic", Iterable[bytes]]
+"""By statistic the numbers of every block that is merged, in block order; may be gone through several times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """What a tensor's statistics came to: what `Operator.apply` takes besides the inputs.
+
+    Attributes
+    ----------
+    value
+        Whatever the operator likes (coefficients, thresholds).
+    key
+        A digest of all of it that is the same for every block. Equal keys mean equal results for equal inputs, so put
+        in what `apply` uses (rounded coefficients), not what it was made from: then blocks stay cached when a change
+        of the inputs leaves it as it was.
+    block_keys
+        What differs between blocks (how many equal magnitudes are kept in this one), or empty.
+    """
+
+    value: Any
+    key: bytes
+    block_keys: Sequence[bytes] = ()
+
+    def digest(self, block: int) -> bytes:
+        """Return the reduction's part of the action key of a block."""
+        return record_digest("reduction", self.key, self.block_keys[block] if self.block_keys else b"")
+
+
+Reducing = Generator[Sequence[Statistic], StatisticValues, Reduction]
+"""Yields the statistics that are needed next, is sent their values, returns the reduction; may ask several times."""
 
 
 class Operator(ABC):
@@ -112,22 +281,27 @@ class Operator(ABC):
     ----------
     signature
         Its name, inputs and parameters; validated by the Mergefile parser and shown in the reference.
+    reference
+        Formula, locality, edge cases: what the reference says besides.
     version
         Part of every action key; bumped whenever the operator's numbers change.
     uses_base
-        Whether the base is an input of the formula. If so the operator works on deltas: an expert block that equals
-        the base's block contributes nothing and is not read.
+        Whether the base, where there is one, is an input of the formula. If so the operator works on deltas: an expert
+        block that equals the base's block contributes nothing and is not read. (Without a base, `BlockInputs.base` is
+        None and every expert's values are given.)
     ignores_base
         Whether a base given beside it has no part in the output at all: the expert alone defines the tensors.
-    reduces
-        Whether it needs a tensor-wide reduction before it can be applied.
+    names
+        Whether the result depends on the names of the tensor and of the experts' sources, and on where in the tensor
+        an element lies: random masks do.
     """
 
     signature: ClassVar[OperatorSignature]
+    reference: ClassVar[OperatorReference]
     version: ClassVar[int]
     uses_base: ClassVar[bool]
     ignores_base: ClassVar[bool] = False
-    reduces: ClassVar[bool] = False
+    names: ClassVar[bool] = False
 
     @abstractmethod
     def prepare(self, params: TensorParams, work: str) -> Prepared:
@@ -144,16 +318,37 @@ class Operator(ABC):
             If the parameters have no usable result, such as weights that sum to zero.
         """
 
-    def partial(self, inputs: BlockInputs, prepared: Prepared) -> bytes:
-        """Return this block's part of the reduction; cached by the digests of the inputs alone."""
-        raise NotImplementedError(f"{self.signature.name} has no reduction")
+    def check(self, prepared: Prepared, facts: TensorFacts) -> None:
+        """Check that a tensor of this shape can be merged; called before any weight is read.
 
-    def reduce(self, partials: tuple[bytes, ...], prepared: Prepared) -> Any:
-        """Fold the partials of a tensor's blocks, in block order, into what `apply` takes."""
+        Raises
+        ------
+        OperatorError
+            If not, with a hint.
+        """
+
+    def rowwise(self, prepared: Prepared, facts: TensorFacts) -> bool:
+        """Return whether `apply` needs tiles that hold whole rows. A row that `splits_row` is never whole."""
+        del prepared, facts
+        return False
+
+    def reduces(self, prepared: Prepared, facts: TensorFacts) -> bool:
+        """Return whether a tensor-wide reduction is needed before `apply`."""
+        del prepared, facts
+        return False
+
+    def reduce(self, prepared: Prepared, facts: TensorFacts, slots: Sequence[bool]) -> Reducing:
+        """Reduce the statistics of a tensor's blocks; called where `reduces` says so.
+
+        Parameters
+        ----------
+        slots
+            Whether each slot (0: the base, i + 1: expert i) is an input of this tensor; ask for no others.
+        """
         raise NotImplementedError(f"{self.signature.name} has no reduction")
 
     @abstractmethod
-    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Any = None) -> Array:
+    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return the merged values (work dtype, ``inputs.shape``); valid until the next call with the same scratch."""
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:

@@ -74,18 +74,17 @@ def weighted_sum(inputs: BlockInputs, coefficients: Sequence[float], *, deltas: 
 
     Every product and every addition is rounded on its own (no fused multiply-add), whatever the device.
     """
-    xp, total = inputs.xp, None
-    for array, coefficient in zip(inputs.experts, coefficients, strict=True):
-        if array is None:
+    total = None
+    for index, coefficient in enumerate(coefficients):
+        if not inputs.has(index):
             continue
-        term = inputs.scratch(0 if total is None else 1)
+        number = 0 if total is None else 1
         if deltas:
-            xp.subtract(array, inputs.base, out=term)
-            if inputs.non_finite:  # infinity minus infinity: where the expert equals the base, the delta is zero
-                term[array == inputs.base] = 0
+            term = inputs.delta(index, number)
             term *= coefficient
         else:
-            xp.multiply(array, coefficient, out=term)
+            term = inputs.scratch(number)
+            inputs.xp.multiply(inputs.value(index, number), coefficient, out=term)
         if total is None:
             total = term
         else:

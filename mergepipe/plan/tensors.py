@@ -169,6 +169,8 @@ def _plan_tensor(
         decision=Decision.MERGE,
         base=reference,
         experts=experts,
+        operator=family.operator,
+        base_source=family.output.base,
         params=params,
         prepared=prepared,
         work=work,
@@ -221,6 +223,8 @@ def _plan_equal(
             InputRef(source=source, info=present[source]) if source in present and source != family.definer else None
             for source in family.experts
         ),
+        operator=family.operator,
+        base_source=family.output.base,
         params=params,
         prepared=Prepared(coefficients=(0.0,) * len(family.experts)),
         work="float32",

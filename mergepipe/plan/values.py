@@ -49,6 +49,11 @@ class TensorPlan:
         The base's tensor where the operator or the decision uses it, or rows beyond the common ones come from it.
     experts
         One per expert in expert order; None where the expert is no input (weight 0, or missing with a zero delta).
+    operator
+        What merges it: the output's operator, or that of the slice that the tensor belongs to.
+    base_source
+        The source whose reads count as base reads: the declared base, also where it is listed as an expert. None
+        without one.
     params, prepared
         The resolved parameters, and what the operator made of them.
     work
@@ -65,6 +70,8 @@ class TensorPlan:
     decision: Decision
     base: InputRef | None
     experts: tuple[InputRef | None, ...]
+    operator: Operator
+    base_source: str | None
     params: TensorParams
     prepared: Prepared
     work: str
@@ -75,6 +82,10 @@ class TensorPlan:
     def slots(self) -> tuple[InputRef | None, ...]:
         """The base and the experts in one row: slot 0 and slots 1 to n."""
         return (self.base, *self.experts)
+
+    def is_expert(self, ref: InputRef) -> bool:
+        """Return whether reading this input counts as an expert read: the base listed as an expert does not."""
+        return ref.source != self.base_source
 
     def grid(self, geometry: Geometry) -> BlockGrid:
         """Return the block grid of the output tensor."""
@@ -128,7 +139,7 @@ class OutputPlan:
 
     def expert_cost(self, tensor: TensorPlan, slot: InputRef) -> tuple[int, int]:
         """Return the (bytes, blocks) that a full read takes of an expert for a merged tensor; (0, 0) for the base."""
-        if tensor.decision is not Decision.MERGE or slot is tensor.base or slot.source == self.output.base:
+        if tensor.decision is not Decision.MERGE or slot is tensor.base or not tensor.is_expert(slot):
             return 0, 0
         return _cost(slot, 0, tensor.merged_blocks(self.geometry), self.geometry)
 
@@ -137,10 +148,10 @@ class OutputPlan:
         if tensor.decision is not Decision.MERGE:
             return 0
         layout = tensor.grid(self.geometry)
-        if slot is tensor.base and not self.operator.uses_base:  # only for the rows behind the common ones
+        if slot is tensor.base and not tensor.operator.uses_base:  # only for the rows behind the common ones
             first = (tensor.common_rows or 0) // layout.block_rows
             return _cost(slot, first, layout.count, self.geometry)[0]
-        return _cost(slot, 0, layout.count, self.geometry)[0] if slot.source == self.output.base else 0
+        return _cost(slot, 0, layout.count, self.geometry)[0] if not tensor.is_expert(slot) else 0
 
     @property
     def blocks(self) -> int:
@@ -148,7 +159,7 @@ class OutputPlan:
         return sum(tensor.grid(self.geometry).count for tensor in self.tensors)
 
     def is_expert(self, ref: InputRef) -> bool:
-        """Whether reading this input counts as an expert read: the base listed as an expert does not."""
+        """Like `TensorPlan.is_expert`, for outputs without slices."""
         return ref.source != self.output.base
 
 
