@@ -144,7 +144,7 @@ class Catalog:
 
     # --- source files ---------------------------------------------------------------------------------------------
 
-    def _sealed_rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+    def sealed_rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         """Return the rows of a query whose last column is their seal, without it; a damaged row counts as absent."""
         return [row[:-1] for row in self._rows(query, values) if is_sealed(row)]
 
@@ -174,7 +174,7 @@ class Catalog:
         row = self._trusted_file(file)
         if row is None:
             return {}
-        rows = self._sealed_rows("SELECT file, name, digest, seal FROM tensors WHERE file = ?", (row,))
+        rows = self.sealed_rows("SELECT file, name, digest, seal FROM tensors WHERE file = ?", (row,))
         return {name: digest for _, name, digest in rows}
 
     def block_digests(self, file: SourceFile, tensor: str) -> bytes | None:
@@ -216,7 +216,7 @@ class Catalog:
 
     def result(self, key: bytes) -> Result | None:
         """Return a finished tensor by its action key."""
-        rows = self._sealed_rows(f"SELECT {_RESULT_COLUMNS}, seal FROM results WHERE key = ?", (key,))
+        rows = self.sealed_rows(f"SELECT {_RESULT_COLUMNS}, seal FROM results WHERE key = ?", (key,))
         return _result(rows[0]) if rows else None
 
     def candidates(self, output: str, tensor: str, recipe: bytes, shape: tuple[int, ...]) -> tuple[Result, ...]:
@@ -224,7 +224,7 @@ class Catalog:
 
         The output's own come first, then those of others with the same recipe; the newest of each first.
         """
-        rows = self._sealed_rows(
+        rows = self.sealed_rows(
             f"SELECT {_RESULT_COLUMNS}, seal FROM results"
             " WHERE recipe = ? AND tensor = ? AND shape = ? AND block_elements = ?"
             " ORDER BY output = ? DESC, rowid DESC LIMIT ?",
@@ -313,7 +313,7 @@ class Catalog:
     def published(self, directory: Path) -> Published | None:
         """Return what was last published into a directory from this cache."""
         path = self._path_key(directory)
-        rows = self._sealed_rows("SELECT path, key, files, record, seal FROM published WHERE path = ?", (path,))
+        rows = self.sealed_rows("SELECT path, key, files, record, seal FROM published WHERE path = ?", (path,))
         return Published(key=rows[0][1], files=rows[0][2], record=rows[0][3]) if rows else None
 
     def record_published(self, directory: Path, published: Published) -> None:

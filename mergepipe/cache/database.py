@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from mergepipe.errors import CacheError, fail_storage
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SEAL_BYTES = 8
 
@@ -69,6 +69,18 @@ CREATE TABLE staged (
     block_digests BLOB NOT NULL,
     PRIMARY KEY (shard, tensor)
 );
+CREATE TABLE statistics (
+    id INTEGER PRIMARY KEY,
+    recipe BLOB NOT NULL,
+    place BLOB NOT NULL,
+    block_elements INTEGER NOT NULL,
+    chunk INTEGER NOT NULL,
+    keys BLOB NOT NULL,
+    sizes BLOB NOT NULL,
+    data BLOB NOT NULL,
+    seal BLOB NOT NULL
+);
+CREATE INDEX statistics_by_place ON statistics (recipe, place, chunk);
 CREATE TABLE measured (
     name TEXT PRIMARY KEY,
     value REAL NOT NULL

@@ -19,7 +19,10 @@ from mergepipe.fsio.identity import FileIdentity, settle
 
 @dataclass(slots=True)
 class _FileState:
-    """One file of a source: its digests so far, and those that are not in the catalog yet."""
+    """One file of a source: its digests so far, and those that are not in the catalog yet.
+
+    ``is_output`` marks a file of an output in the cache, which is known without being read.
+    """
 
     source: str
     file: CheckpointFile
@@ -27,6 +30,7 @@ class _FileState:
     blocks: dict[str, bytes] = field(default_factory=dict)
     pending: list[TensorDigests] = field(default_factory=list)
     read_at_ns: int = 0
+    is_output: bool = False
 
     @property
     def key(self) -> SourceFile:
@@ -44,7 +48,7 @@ class SourceIndex:
 
     def __init__(self, catalog: Catalog, checkpoints: Mapping[str, Checkpoint], geometry: Geometry) -> None:
         self._catalog = catalog
-        self._checkpoints = checkpoints
+        self._checkpoints = dict(checkpoints)
         self.geometry = geometry
         self._files: dict[Path, _FileState] = {}
         self._digests: dict[str, bytes | None] = {}  # emptied whenever more becomes known
@@ -54,6 +58,34 @@ class SourceIndex:
                     state = _FileState(source, file, {})
                     state.known = dict(catalog.tensor_digests(state.key))
                     self._files[file.path] = state
+
+    def add_known(
+        self, source: str, checkpoint: Checkpoint, digests: Mapping[str, bytes], blocks: Mapping[str, bytes]
+    ) -> None:
+        """Take an output of the project as a source: its content is known without reading it.
+
+        Its files are not looked at, and may be gone: whoever reads a block of it checks the block's digest, as of any
+        source. Called again, it replaces what was known of the source.
+
+        Parameters
+        ----------
+        digests, blocks
+            By tensor name its digest, and packed those of its blocks; tensors that are in neither stay unknown.
+        """
+        self._checkpoints[source] = checkpoint
+        members: list[list[str]] = [[] for _ in checkpoint.files]
+        for info in checkpoint.tensors.values():
+            members[info.file].append(info.name)
+        for file, names in zip(checkpoint.files, members, strict=True):
+            self._files[file.path] = _FileState(
+                source,
+                file,
+                known={name: digests[name] for name in names if name in digests},
+                blocks={name: blocks[name] for name in names if name in blocks},
+                read_at_ns=time.time_ns(),
+                is_output=True,
+            )
+        self._digests.clear()
 
     def _state(self, source: str, info: TensorInfo) -> _FileState:
         return self._files[self.file(source, info).path]
@@ -101,15 +133,16 @@ class SourceIndex:
 
     def cold(self, source: str) -> tuple[TensorInfo, ...]:
         """Return the tensors of a source whose content is not known."""
-        return tuple(info for info in self._checkpoints[source].tensors.values() if self.tensor(source, info) is None)
+        return tuple(info for info in self._checkpoints[source].stored.values() if self.tensor(source, info) is None)
 
     def digest(self, source: str) -> bytes | None:
         """Return the source's content digest, or None while any of its tensors is cold."""
         if source not in self._digests:
-            tensors = self._checkpoints[source].tensors
-            pairs = [(name, self.tensor(source, info)) for name, info in tensors.items()]
+            checkpoint = self._checkpoints[source]
+            pairs = [(name, self.tensor(source, info)) for name, info in checkpoint.stored.items()]
             known = [(name, digest) for name, digest in pairs if digest is not None]
-            self._digests[source] = source_digest(known) if len(known) == len(pairs) else None
+            complete = len(known) == len(pairs)
+            self._digests[source] = source_digest([*known, *checkpoint.facts]) if complete else None
         return self._digests[source]
 
     def flush(self) -> None:
@@ -132,13 +165,16 @@ class SourceIndex:
     def check_unchanged(self) -> None:
         """Check every file of every source against the identity that it had when its header was read.
 
+        The files of outputs are left out: links to them are made and removed, and every read of them is checked.
+
         Raises
         ------
         SourceChangedError
             For the first file that differs; what the catalog holds of it is dropped.
         """
         for state in self._files.values():
-            self._check(state)
+            if not state.is_output:
+                self._check(state)
 
     def _check(self, state: _FileState) -> None:
         if FileIdentity.at(state.file.path) != state.file.identity:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mergepipe.checkpoints.discovery import SUFFIX, is_adapter_file
+from mergepipe.checkpoints.discovery import ADAPTER_FILE, SUFFIX, is_adapter_file
 from mergepipe.checkpoints.layers import natural_key
 from mergepipe.checkpoints.place import Place
 from mergepipe.checkpoints.sniff import SNIFF_BYTES, sniff
@@ -64,7 +64,28 @@ def adapter(place: Place) -> SourceError:
     """Return the error for a LoRA adapter in the place of a checkpoint."""
     return place.error(
         "is a LoRA adapter, not a checkpoint: it holds no weights of its own",
-        hint="merge it into its base model first (PEFT: `merge_and_unload()`), and use the result",
+        hint='give the path of its folder, and name the source that it applies to: `on = "..."`',
+    )
+
+
+def no_adapter(place: Place, names: Sequence[str]) -> SourceError:
+    """Return the error for a folder of ``names`` that should be an adapter's, and has no config of one."""
+    if any(is_adapter_file(name) for name in names):
+        return place.error("lacks `adapter_config.json`, which has the scaling", hint="copy it there from the adapter")
+    return place.error(
+        "is no LoRA adapter: it has no `adapter_config.json`",
+        hint="remove `on`: only an adapter applies to another checkpoint",
+    )
+
+
+def no_adapter_weights(place: Place, names: Sequence[str]) -> SourceError:
+    """Return the error for an adapter's folder without ``adapter_model.safetensors``, which holds ``names``."""
+    foreign = [name for name in names if name.startswith("adapter_model.") and name.endswith(_FOREIGN)]
+    if foreign:
+        hint = _RECIPE.format(file=foreign[0], target=Path(foreign[0]).stem + SUFFIX)
+        return place.error(f"holds no safetensors weights, only {quote(foreign[0])}", hint=hint, files=foreign)
+    return place.error(
+        f"lacks the adapter's weights: it has no {quote(ADAPTER_FILE)}", f"it holds {enumerate_names(names)}"
     )
 
 

@@ -7,7 +7,6 @@ is reported together.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from mergepipe.checkpoints.absent import adapter, missing_path, no_weights, not_a_weight_file, visible_names
-from mergepipe.checkpoints.discovery import SUFFIX, WeightFiles, find_weights, is_adapter_file
+from mergepipe.checkpoints.discovery import ADAPTER_CONFIG, SUFFIX, WeightFiles, find_weights, is_adapter_file
 from mergepipe.checkpoints.layers import LayerMap, natural_key
-from mergepipe.checkpoints.place import Place, opened, read_small, what_instead
+from mergepipe.checkpoints.place import Place, opened, read_object
 from mergepipe.checkpoints.safetensors import Header, TensorInfo, read_header
 from mergepipe.checkpoints.wording import enumerate_names, quote
+from mergepipe.digest import record_digest
 from mergepipe.errors import MergepipeError, SourceChangedError, SourceError, raise_collected
 from mergepipe.fsio.identity import FileIdentity
 
@@ -53,8 +53,59 @@ class CheckpointFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """The stored factors of one tensor's delta.
+
+    Attributes
+    ----------
+    a, b
+        ``(r, n)`` and ``(m, r)``: the delta is ``scaling * (b @ a)``, ``(m, n)``.
+    transposed
+        Whether the delta is the transpose of that.
+    """
+
+    a: TensorInfo
+    b: TensorInfo
+    scaling: float
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """What an adapter changes of the checkpoint that it applies to, by that checkpoint's tensor names.
+
+    Attributes
+    ----------
+    on
+        The checkpoint that it applies to, no adapter itself.
+    stored
+        The tensors of its own file, by their names there, in natural order.
+    low_rank
+        The tensors to which a product of factors is added.
+    replaced
+        The tensors that it holds whole (trained modules, biases): the stored one stands in the other's place. A tensor
+        that is also in ``low_rank`` gets the delta on top.
+    """
+
+    on: Checkpoint
+    stored: Mapping[str, TensorInfo]
+    low_rank: Mapping[str, LowRank]
+    replaced: Mapping[str, TensorInfo]
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of what makes values of the stored tensors: the scalings, and which deltas are transposed."""
+        return record_digest(
+            "adapter", [(name, pair.scaling, pair.transposed) for name, pair in sorted(self.low_rank.items())]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """An opened checkpoint.
+
+    An adapter is a virtual one: its tensors are those of the checkpoint that it applies to, changed. Which of them are
+    stored, and how, is in ``adapter``; ``files`` holds its own file alone.
 
     Attributes
     ----------
@@ -67,11 +118,13 @@ class Checkpoint:
     tensors
         By name, in natural order: layer 2 before layer 10.
     config
-        The content of ``config.json``; empty if there is none.
+        The content of ``config.json``; empty if there is none. An adapter's is that of the one that it applies to.
     notes
         What was ignored, in words. It depends on files that do not count: it belongs in no digest and no record.
     is_folder
         False for a single file, which has no config and no side files.
+    adapter
+        What makes it an adapter, None for a checkpoint that is stored whole.
     """
 
     label: str
@@ -81,11 +134,22 @@ class Checkpoint:
     config: Mapping[str, Any]
     notes: tuple[str, ...]
     is_folder: bool = True
+    adapter: Adapter | None = None
+
+    @property
+    def stored(self) -> Mapping[str, TensorInfo]:
+        """The tensors that its files hold, by their names there."""
+        return self.tensors if self.adapter is None else self.adapter.stored
+
+    @property
+    def facts(self) -> tuple[tuple[str, bytes], ...]:
+        """What its values depend on beside the stored tensors, as (name, digest): for an adapter, the scalings."""
+        return () if self.adapter is None else (("adapter_config.json", self.adapter.digest),)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(info.nbytes for info in self.tensors.values())
+        """Bytes of all stored tensors."""
+        return sum(info.nbytes for info in self.stored.values())
 
     def layers(self) -> LayerMap:
         """Return the layers of the checkpoint."""
@@ -93,7 +157,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class OpenedFile:
     """A weight file with its checked header."""
 
     file: CheckpointFile
@@ -124,18 +188,18 @@ def open_checkpoint(path: Path, *, label: str, shown: str | None = None) -> Chec
         If more than one of these is the case.
     """
     place = Place(label=label, root=Path(path).absolute(), shown=str(path) if shown is None else shown)
-    if _is_folder(place):
+    if is_folder(place):
         return _open_folder(place)
-    if not place.root.name.endswith(SUFFIX):
-        raise not_a_weight_file(place)
     if is_adapter_file(place.root.name):
         raise adapter(place)
+    if not place.root.name.endswith(SUFFIX):
+        raise not_a_weight_file(place)
     folder = Place(label=label, root=place.root.parent, shown=os.path.dirname(place.shown))
     weights = WeightFiles(files=(place.root.name,))
     return _assemble(folder, weights, config={}, is_folder=False)
 
 
-def _is_folder(place: Place) -> bool:
+def is_folder(place: Place) -> bool:
     """Return whether the path is a folder; raise if there is nothing, or nothing that can be looked at."""
     try:
         mode = os.stat(place.root).st_mode
@@ -152,11 +216,13 @@ def _open_folder(place: Place) -> Checkpoint:
         names = visible_names(place.root)
     except OSError as error:
         raise place.error(f"cannot be listed: {error.strerror or error}") from error
+    if ADAPTER_CONFIG in names:
+        raise adapter(place)
     errors: list[MergepipeError] = []
     config: Mapping[str, Any] = {}
-    with _collected(errors):
-        config = _read_config(place, names)
-    with _collected(errors):
+    with collected(errors):
+        config = read_object(place, CONFIG) if CONFIG in names else {}
+    with collected(errors):
         weights = find_weights(place, names)
         if weights is None:
             raise no_weights(place, names)
@@ -166,7 +232,7 @@ def _open_folder(place: Place) -> Checkpoint:
 
 
 @contextlib.contextmanager
-def _collected(errors: list[MergepipeError]) -> Iterator[None]:
+def collected(errors: list[MergepipeError]) -> Iterator[None]:
     """Keep an error for later."""
     try:
         yield
@@ -174,34 +240,13 @@ def _collected(errors: list[MergepipeError]) -> Iterator[None]:
         errors.append(error)
 
 
-def _read_config(place: Place, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the content of ``config.json``; NaN and infinities are allowed there, as transformers writes them."""
-    if CONFIG not in names:
-        return {}
-    data = read_small(place, CONFIG)
-    try:
-        config = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        what, hint = what_instead(data) or (f"invalid JSON: {_json_words(error)}", None)
-        raise place.error(f"is {what}", name=CONFIG, hint=hint) from None
-    if not isinstance(config, dict):
-        raise place.error("does not hold a JSON object", name=CONFIG)
-    return config
-
-
-def _json_words(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} (line {error.lineno}, column {error.colno})"
-    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else "nested too deeply, or a number too long"
-
-
 def _assemble(place: Place, weights: WeightFiles, *, config: Mapping[str, Any], is_folder: bool) -> Checkpoint:
     """Read the headers of the weight files and put the checkpoint together."""
     errors: list[MergepipeError] = []
-    opened_files: dict[str, _Opened] = {}
+    opened_files: dict[str, OpenedFile] = {}
     for name in weights.files:
-        with _collected(errors):
-            opened_files[name] = _open_file(place, name)
+        with collected(errors):
+            opened_files[name] = open_file(place, name)
     notes = list(weights.notes)
     where: Mapping[str, str]
     if weights.weight_map is None:
@@ -223,7 +268,7 @@ def _assemble(place: Place, weights: WeightFiles, *, config: Mapping[str, Any], 
     )
 
 
-def _open_file(place: Place, name: str) -> _Opened:
+def open_file(place: Place, name: str) -> OpenedFile:
     """Read the header of one file, and make sure that it was one and the same file all the time."""
     with opened(place, name) as (fd, status):
         identity = FileIdentity.of(status)
@@ -242,10 +287,10 @@ def _open_file(place: Place, name: str) -> _Opened:
         header_size=header.size,
         header_digest=header.digest,
     )
-    return _Opened(file, header)
+    return OpenedFile(file, header)
 
 
-def _unindexed(place: Place, files: Mapping[str, _Opened]) -> tuple[dict[str, str], list[SourceError]]:
+def _unindexed(place: Place, files: Mapping[str, OpenedFile]) -> tuple[dict[str, str], list[SourceError]]:
     """Return the file of each tensor where no index decides; no tensor may be in two files."""
     where: dict[str, str] = {}
     twice: dict[tuple[str, str], list[str]] = {}
@@ -269,7 +314,7 @@ def _unindexed(place: Place, files: Mapping[str, _Opened]) -> tuple[dict[str, st
 
 
 def _indexed(
-    place: Place, weights: WeightFiles, files: Mapping[str, _Opened], notes: list[str]
+    place: Place, weights: WeightFiles, files: Mapping[str, OpenedFile], notes: list[str]
 ) -> tuple[Mapping[str, str], list[SourceError]]:
     """Return the file of each tensor by the index, and an error for each shard that lacks some of its own."""
     where = weights.weight_map or {}
@@ -299,7 +344,7 @@ def _indexed(
     return where, errors
 
 
-def _tensors(names: Sequence[str], files: Mapping[str, _Opened], where: Mapping[str, str]) -> dict[str, TensorInfo]:
+def _tensors(names: Sequence[str], files: Mapping[str, OpenedFile], where: Mapping[str, str]) -> dict[str, TensorInfo]:
     """Return the tensors by name in natural order, each with the number of its file."""
     found = [
         info if number == 0 else _renumbered(info, number)

@@ -24,6 +24,8 @@ SUFFIX = ".safetensors"
 MAIN_FILE = "model.safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MAIN_INDEX = "model.safetensors.index.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<total>[0-9]{5})\.safetensors")
 

@@ -123,13 +123,13 @@ def _choose(totals: Mapping[str, int]) -> tuple[str, ...]:
     if not totals:
         return ()
     # A bare list of modules is a stack only where nothing else is; so is a tower.
-    main = min(totals, key=lambda prefix: (prefix == "", _is_tower(prefix), -totals[prefix], natural_key(prefix)))
+    main = min(totals, key=lambda prefix: (prefix == "", is_tower(prefix), -totals[prefix], natural_key(prefix)))
     parts = main.split(".")
     twins = [".".join((*parts[:i], _TWINS[part], *parts[i + 1 :])) for i, part in enumerate(parts) if part in _TWINS]
     return tuple(sorted((main, *(twin for twin in twins if twin in totals)), key=natural_key))
 
 
-def _is_tower(prefix: str) -> bool:
-    """Return whether a prefix names the part of a model that sees or hears."""
-    lowered = prefix.lower()
+def is_tower(name: str) -> bool:
+    """Return whether a name, of a tensor or of a stack, is in the part of a model that sees or hears."""
+    lowered = name.lower()
     return any(word in lowered for word in _TOWERS)

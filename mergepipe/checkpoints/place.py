@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -104,6 +105,31 @@ def read_small(place: Place, name: str) -> bytes:
             raise place.error(f"is too large: {status.st_size:,} bytes", name=name)
         with open(fd, "rb", closefd=False) as file:
             return file.read()
+
+
+def read_object(place: Place, name: str) -> dict[str, Any]:
+    """Return the JSON object in a config; NaN and infinities are allowed there, as transformers writes them.
+
+    Raises
+    ------
+    SourceError
+        If it cannot be read, or holds something else.
+    """
+    data = read_small(place, name)
+    try:
+        value = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        what, hint = what_instead(data) or (f"invalid JSON: {_json_words(error)}", None)
+        raise place.error(f"is {what}", name=name, hint=hint) from None
+    if not isinstance(value, dict):
+        raise place.error("does not hold a JSON object", name=name)
+    return value
+
+
+def _json_words(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} (line {error.lineno}, column {error.colno})"
+    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else "nested too deeply, or a number too long"
 
 
 def what_instead(data: bytes) -> tuple[str, str] | None:

@@ -39,7 +39,7 @@ def build_lines(report: BuildReport, show: Show, *, verbose: bool) -> Iterator[s
 def _built(output: OutputReport, show: Show, *, verbose: bool) -> Iterator[str]:
     took = f" in {duration(output.seconds)}" if output.state != "unchanged" else ""
     yield f"{_heading(output.name, output.operator)}: {_state(output.state)}{took}"
-    yield from fact("path", [plain(show(output.path))])
+    yield from fact("path", [_path(output.path, show)])
     reads = (output.expert_bytes["read"], output.base_bytes_read, output.index_bytes_read)
     counts = output.blocks
     if output.state == "unchanged" and not any((*reads, output.bytes_written, counts["computed"])):
@@ -63,6 +63,11 @@ def _heading(name: str, operator: str) -> str:
 
 def _state(state: str) -> str:
     return click.style(plain(state), fg=_STATES[state]) if state in _STATES else plain(state)
+
+
+def _path(path: str | None, show: Show) -> str:
+    """Return the directory of an output in words."""
+    return "not published" if path is None else plain(show(path))
 
 
 def _all_blocks(count: int) -> str:
@@ -108,7 +113,7 @@ def plan_lines(report: PlanReport, show: Show, *, verbose: bool) -> Iterator[str
 
 
 def _planned(output: PlannedOutput, show: Show, *, verbose: bool) -> Iterator[str]:
-    yield from fact("path", [plain(show(output.path))])
+    yield from fact("path", [_path(output.path, show)])
     if verbose:
         yield from fact("plan", [plain(output.digest)])
     yield from fact("tensors", [f"{output.tensors:,} in {format_count(output.blocks['total'], 'block')}"])
@@ -141,7 +146,7 @@ _LOCK_WORDS = {
 def status_lines(report: StatusReport, show: Show) -> Iterator[str]:
     """Yield the state of each output with the reasons, then that of the lock."""
     outputs = report.outputs.values()
-    table = [(click.style(plain(o.name), bold=True), _state(o.state), plain(show(o.path))) for o in outputs]
+    table = [(click.style(plain(o.name), bold=True), _state(o.state), _path(o.path, show)) for o in outputs]
     for line, output in zip(rows(table), outputs, strict=True):
         yield line
         yield from (f"  - {plain(reason)}" for reason in output.reasons)

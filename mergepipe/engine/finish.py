@@ -7,7 +7,7 @@ digest it should is a miss: its pack is quarantined, and the block is computed a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.job import run_job
 from mergepipe.engine.kernel import Scratch
 from mergepipe.engine.meter import Meter
+from mergepipe.engine.passes import GroupPasses, reduce_now
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.results import FinishedOutput, FinishedShard, FinishedTensor
 from mergepipe.engine.staging import StagedShard
-from mergepipe.engine.work import Job, TensorWork
+from mergepipe.engine.work import Group, Job, TensorWork
 from mergepipe.errors import InternalError, SourceChangedError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.reading import pread_into
@@ -58,7 +59,9 @@ class ShardFinisher:
         maker: GroupMaker,
         pool: WorkerPool,
         reporter: Reporter,
+        passes: Callable[[Group], GroupPasses],
     ) -> None:
+        self._passes = passes
         self._catalog = catalog
         self._packs = packs
         self._index = index
@@ -162,6 +165,9 @@ class ShardFinisher:
                 " needed of it is computed again"
             )
         group = self._maker.group([work])
+        passes = self._passes(group)
+        reduce_now(passes, lambda jobs: self._pool.run(run_job, jobs))
+        passes.finish()
         for block in bad:
             job = Job(group=group, start=block, stop=block + 1, reuse=False)
             done = next(self._pool.run(run_job, [job]))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mergepipe.cache.catalog import Catalog, StagedTensor
 from mergepipe.cache.sources import SourceIndex
+from mergepipe.engine.adapters import AdapterInput
 from mergepipe.engine.staging import StagedShard
 from mergepipe.engine.work import Group, Input, InputKey, TensorWork
 from mergepipe.graph.blocks import Holding, TensorRecipe
@@ -44,7 +45,7 @@ class GroupMaker:
             holdings.insert(0, Holding.of_staged(self._staged[name]))
         return TensorWork(
             plan=plan,
-            recipe=TensorRecipe.of(plan.operator, tensor, plan.geometry),
+            recipe=TensorRecipe.of(tensor, plan.geometry),
             shard=self._shards[name],
             inputs=tuple(self._key(slot) if slot else None for slot in tensor.slots),
             candidates=tuple(holdings),
@@ -53,11 +54,18 @@ class GroupMaker:
     def group(self, works: Sequence[TensorWork]) -> Group:
         """Return the group of these works with all of their inputs."""
         inputs: dict[InputKey, Input] = {}
+        adapters: dict[InputKey, AdapterInput] = {}
         for work in works:
             for slot in work.recipe.tensor.slots:
-                if slot is not None:
+                if slot is None:
+                    continue
+                if slot.lora is None:
                     inputs.setdefault(self._key(slot), self._input(slot))
-        return Group(works=tuple(works), inputs=inputs)
+                    continue
+                adapters.setdefault(self._key(slot), self._adapter(slot))
+                if slot.lora.on is not None:
+                    inputs.setdefault(self._key(slot.lora.on), self._input(slot.lora.on))
+        return Group(works=tuple(works), inputs=inputs, adapters=adapters)
 
     def groups(self, pending: Iterable[tuple[OutputPlan, TensorPlan]]) -> list[Group]:
         """Return the groups of all pending tensors: one per name, in the order of first appearance."""
@@ -68,7 +76,10 @@ class GroupMaker:
 
     def hashing(self, sources: Iterable[str], covered: Iterable[Group]) -> list[Group]:
         """Return groups that only hash: the cold tensors of these sources that no other group reads."""
-        read = {key for group in covered for key in group.inputs}
+        read: set[InputKey] = set()
+        for group in covered:
+            read.update(group.inputs)
+            read.update(factor.key for adapter in group.adapters.values() for factor in (adapter.a, adapter.b))
         groups = []
         for source in sources:
             for info in self._index.cold(source):
@@ -79,7 +90,11 @@ class GroupMaker:
         return groups
 
     def _key(self, ref: InputRef) -> InputKey:
-        return (self._index.file(ref.source, ref.info).path, ref.info.name)
+        if ref.lora is not None:
+            on = None if ref.lora.on is None else self._key(ref.lora.on)
+            parts = (self._key(ref.lora.a), self._key(ref.lora.b), ref.lora.scaling, ref.lora.transposed, on)
+            return self._index.file(ref.source, ref.lora.b.info).path, f"adapter {parts}"
+        return self._index.file(ref.source, ref.info).path, ref.info.name
 
     def _input(self, ref: InputRef) -> Input:
         return Input(
@@ -88,4 +103,16 @@ class GroupMaker:
             file=self._index.file(ref.source, ref.info),
             grid=ref.grid(self._index.geometry),
             known=self._index.blocks(ref.source, ref.info),
+        )
+
+    def _adapter(self, ref: InputRef) -> AdapterInput:
+        assert ref.lora is not None, "an adapter's tensor has factors"
+        return AdapterInput(
+            key=self._key(ref),
+            ref=ref,
+            lora=ref.lora,
+            grid=ref.grid(self._index.geometry),
+            a=self._input(ref.lora.a),
+            b=self._input(ref.lora.b),
+            on=None if ref.lora.on is None else self._key(ref.lora.on),
         )

@@ -7,7 +7,7 @@ output buffer. Tiles are cut without regard to what they hold, so no result may 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import array_api_compat.numpy as xp
@@ -15,7 +15,7 @@ import numpy as np
 
 from mergepipe.dtypes import numpy_dtype
 from mergepipe.graph.blocks import TensorRecipe
-from mergepipe.operators.contract import BlockInputs
+from mergepipe.operators.contract import BlockInputs, Reduction, Statistic
 
 # Measured with four experts on two cores: 2^15 to 2^17 are equal within noise, 2^18 is 8% slower.
 TILE_ELEMENTS = 1 << 16
@@ -40,12 +40,13 @@ class Scratch:
             have = self._bytes[name] = np.empty(nbytes, np.uint8)
         return memoryview(have[:nbytes].data)
 
-    def tile(self, name: object, work: str) -> Array:
-        """Return the tile buffer of this name in the work dtype, ``(TILE_ELEMENTS,)``."""
+    def tile(self, name: object, work: str, size: int) -> Array:
+        """Return a buffer of this name in the work dtype, ``(size,)``."""
         key = (name, work)
-        if key not in self._wide:
-            self._wide[key] = np.empty(TILE_ELEMENTS, np.dtype(work))
-        return self._wide[key]
+        have = self._wide.get(key)
+        if have is None or have.size < size:  # a row may be longer than a tile
+            have = self._wide[key] = np.empty(max(size, TILE_ELEMENTS), np.dtype(work))
+        return have[:size]
 
 
 def typed(data: memoryview, dtype: str) -> Array:
@@ -54,7 +55,13 @@ def typed(data: memoryview, dtype: str) -> Array:
 
 
 def compute_block(
-    recipe: TensorRecipe, inputs: Sequence[Array | None], aliases: Sequence[int | None], out: Array, scratch: Scratch
+    recipe: TensorRecipe,
+    block: int,
+    inputs: Sequence[Array | None],
+    aliases: Sequence[int | None],
+    reduction: Reduction | None,
+    out: Array,
+    scratch: Scratch,
 ) -> None:
     """Compute the merged elements of a block into ``out``.
 
@@ -68,38 +75,88 @@ def compute_block(
         The output values in the output dtype, ``(n,)``.
     """
     tensor = recipe.tensor
-    work = np.dtype(tensor.work)
     with np.errstate(all="ignore"):  # what is not finite is found in the result, and named
-        for start in range(0, out.size, TILE_ELEMENTS):
-            stop = min(start + TILE_ELEMENTS, out.size)
-            tiles: list[Array | None] = []
-            for slot, alias in enumerate(aliases):
-                if alias is not None and alias != slot:
-                    tiles.append(tiles[alias])
-                else:
-                    source = inputs[slot] if alias is not None else None
-                    tiles.append(None if source is None else _widen(source[start:stop], slot, tensor.work, scratch))
-            block = BlockInputs(
-                xp=xp,
-                base=tiles[0],
-                experts=tuple(tiles[1:]),
-                shape=(stop - start,),
-                dtype=work,
-                non_finite=tensor.params.values["non_finite"] == "allow",
-                scratch=functools.partial(_scratch_tile, scratch, tensor.work, stop - start),
-            )
-            result = recipe.operator.apply(block, tensor.prepared)
-            _round(result, out[start:stop])
+        for tile in _tiles(recipe, block, inputs, aliases, out.size, scratch, rowwise=recipe.rowwise):
+            result = recipe.operator.apply(tile, tensor.prepared, reduction)
+            start = tile.start - _first(recipe, block)
+            _round(result, out[start : start + tile.shape[0]])
+
+
+def measure_block(
+    recipe: TensorRecipe,
+    statistic: Statistic,
+    block: int,
+    inputs: Sequence[Array | None],
+    aliases: Sequence[int | None],
+    scratch: Scratch,
+) -> bytes:
+    """Return a statistic of the merged elements of a block; parameters as in `compute_block`."""
+    size = recipe.merged_elements(block)
+    with np.errstate(all="ignore"):
+        return statistic.measure(_tiles(recipe, block, inputs, aliases, size, scratch, rowwise=statistic.rowwise))
+
+
+def _first(recipe: TensorRecipe, block: int) -> int:
+    """Return the flat index of a block's first element."""
+    return block * recipe.grid.block_rows * recipe.grid.row_elements
+
+
+def _tiles(
+    recipe: TensorRecipe,
+    block: int,
+    inputs: Sequence[Array | None],
+    aliases: Sequence[int | None],
+    size: int,
+    scratch: Scratch,
+    *,
+    rowwise: bool,
+) -> Iterator[BlockInputs]:
+    """Cut the first ``size`` elements of a block into tiles, widened to the work dtype."""
+    tensor, facts = recipe.tensor, recipe.facts
+    stored = [ref is not None and ref.lora is not None and ref.lora.on is None for ref in tensor.experts]
+    length = TILE_ELEMENTS
+    if rowwise and not facts.splits_row:
+        length = max(1, TILE_ELEMENTS // facts.row_elements) * facts.row_elements
+    first, memo = _first(recipe, block), dict[Any, Any]()
+    for start in range(0, size, length):
+        stop = min(start + length, size)
+        wide: list[Array | None] = []
+        for slot, alias in enumerate(aliases):
+            if alias is not None and alias != slot:
+                wide.append(wide[alias])
+            else:
+                source = inputs[slot] if alias is not None else None
+                wide.append(None if source is None else _widen(source[start:stop], slot, tensor.work, scratch))
+        yield BlockInputs(
+            xp=xp,
+            base=wide[0],
+            experts=tuple(None if delta else values for values, delta in zip(wide[1:], stored, strict=True)),
+            deltas=tuple(values if delta else None for values, delta in zip(wide[1:], stored, strict=True)),
+            shape=(stop - start,),
+            dtype=np.dtype(tensor.work),
+            non_finite=tensor.params.values["non_finite"] == "allow",
+            scratch=functools.partial(_scratch_tile, scratch, tensor.work, stop - start),
+            start=first + start,
+            block=block,
+            row_elements=facts.row_elements,
+            memo=memo,
+        )
+
+
+def add_delta(values: Array, delta: Array) -> Array:
+    """Return stored values plus a delta, in the dtype of the delta."""
+    with np.errstate(all="ignore"):
+        return np.asarray(values.astype(delta.dtype) + delta)
 
 
 def _scratch_tile(scratch: Scratch, work: str, size: int, number: int) -> Array:
-    return scratch.tile(("scratch", number), work)[:size]
+    return scratch.tile(("scratch", number), work, size)
 
 
 def _widen(values: Array, slot: int, work: str, scratch: Scratch) -> Array:
     if values.dtype == np.dtype(work):
         return values
-    wide = scratch.tile(slot, work)[: values.size]
+    wide = scratch.tile(slot, work, values.size)
     np.copyto(wide, values, casting="unsafe")
     return wide
 

@@ -13,7 +13,7 @@ from mergepipe.engine.kernel import Scratch
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
 
-_AHEAD = 3  # jobs per worker in flight: enough that none waits, few enough that memory stays bounded
+_AHEAD = 3  # jobs per worker in flight
 
 
 class WorkerPool:
@@ -36,13 +36,22 @@ class WorkerPool:
         scratch: Scratch = self._local.scratch
         return scratch
 
+    @property
+    def ahead(self) -> int:
+        """How many tasks should be in flight: enough that no worker waits, few enough that memory stays bounded."""
+        return self._workers * _AHEAD
+
+    def submit(self, function: Callable[[Task, Scratch], Outcome], task: Task) -> Future[Outcome]:
+        """Start one task."""
+        return self._executor.submit(lambda: function(task, self._scratch()))
+
     def run(self, function: Callable[[Task, Scratch], Outcome], tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Yield the outcome of every task in order. The first exception stops the rest and is raised here."""
         flying: deque[Future[Outcome]] = deque()
         try:
             for task in tasks:
-                flying.append(self._executor.submit(lambda t=task: function(t, self._scratch())))  # type: ignore[misc]
-                if len(flying) >= self._workers * _AHEAD:
+                flying.append(self.submit(function, task))
+                if len(flying) >= self.ahead:
                     yield flying.popleft().result()
             while flying:
                 yield flying.popleft().result()

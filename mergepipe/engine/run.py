@@ -20,20 +20,24 @@ from mergepipe.cache.catalog import Catalog, StagedTensor
 from mergepipe.cache.packs import PackStore
 from mergepipe.cache.reserve import release, reserve
 from mergepipe.cache.sources import SourceIndex
+from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
-from mergepipe.engine.job import run_job
+from mergepipe.engine.hold import DEFAULT_BYTES, HoldPool
 from mergepipe.engine.limits import block_bytes, job_blocks
 from mergepipe.engine.meter import Meter
+from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.results import FinishedOutput
+from mergepipe.engine.schedule import Scheduler
 from mergepipe.engine.staging import StagedShard, abandoned, staged_name
-from mergepipe.engine.work import Group, InputKey, JobDone, TensorWork, jobs_of
+from mergepipe.engine.work import Group, InputKey, JobDone, TensorWork
 from mergepipe.errors import MergepipeError, SourceChangedError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
 from mergepipe.graph.compile import MergeGraph, compile_graph
+from mergepipe.graph.inputs import slot_blocks
 from mergepipe.plan.values import OutputPlan
 from mergepipe.reporting import Reporter
 
@@ -50,11 +54,21 @@ class EngineOptions:
     workers
         Threads that read, compute and write.
     memory
-        Bytes that the workers' buffers may take; None for no limit beyond the default job size.
+        Bytes that weights in flight may take; None for no limit beyond the defaults.
     """
 
     workers: int
     memory: int | None = None
+
+    @property
+    def job_memory(self) -> int | None:
+        """Bytes for the workers' buffers: half of the limit."""
+        return None if self.memory is None else self.memory // 2
+
+    @property
+    def hold_memory(self) -> int:
+        """Bytes for what is kept between the passes over a tensor: the other half."""
+        return DEFAULT_BYTES if self.memory is None else self.memory // 2
 
 
 class Engine:
@@ -74,6 +88,8 @@ class Engine:
         self._index = index
         self._reporter = reporter
         self._options = options
+        self._store = StatisticStore(catalog)
+        self._hold = HoldPool(options.hold_memory)
         self._recorded_at = time.monotonic()
         self._unrecorded: dict[int, Group] = {}
 
@@ -99,7 +115,9 @@ class Engine:
             with reserve(self._catalog.layout):
                 works = self._merge(graph, maker, meters, pool)
             self._record()
-            finisher = ShardFinisher(self._catalog, self._packs, self._index, maker, pool, self._reporter)
+            finisher = ShardFinisher(
+                self._catalog, self._packs, self._index, maker, pool, self._reporter, self._passes
+            )
             finished = {p.output.name: finisher.finish(p, graph, works, shards, meters[p.output.name]) for p in plans}
             self._drop_abandoned(plans)
             self._index.check_unchanged()
@@ -152,14 +170,10 @@ class Engine:
         for name, plan in graph.plans.items():
             users |= {source: name for source in plan.sources if source not in users}
         self._reporter.begin("merging", sum(group.nbytes for group in groups))
+        run = _Run(meters, users)
+        scheduler = Scheduler(pool, self._hold, lambda done: self._take(done, run), lambda p: self._finish(p, run))
         try:
-            for group in groups:
-                group.remaining = group.blocks
-                if not group.blocks:
-                    self._complete(group)
-            jobs = (job for group in groups for job in jobs_of(group, self._job_blocks(group)))
-            for done in pool.run(run_job, jobs):
-                self._take(done, meters, users)
+            scheduler.run(self._passes(group) for group in groups)
         except (MergepipeError, KeyboardInterrupt) as error:
             pool.close()
             if isinstance(error, SourceChangedError):
@@ -176,19 +190,21 @@ class Engine:
             for tensor in plan.tensors:
                 for slot in tensor.slots:
                     if slot is not None:
-                        self._index.blocks(slot.source, slot.info)
+                        slot_blocks(slot, self._index)
+
+    def _passes(self, group: Group) -> GroupPasses:
+        return GroupPasses(group, self._index, self._store, self._hold, self._job_blocks(group))
 
     def _job_blocks(self, group: Group) -> int:
         """Return how many blocks a job takes: a read of good size, within the memory that is allowed."""
         grids = [work.recipe.grid for work in group.works] + [source.grid for source in group.inputs.values()]
         elements = max(grid.block_rows * grid.row_elements for grid in grids)
-        return job_blocks(elements, sum(map(block_bytes, grids)), self._options.workers, self._options.memory)
+        memory = self._options.job_memory
+        return job_blocks(elements, sum(map(block_bytes, grids)), self._options.workers, memory)
 
-    def _take(self, done: JobDone, meters: Mapping[str, Meter], users: Mapping[str, str]) -> None:
-        """Enter a job's results; complete its group with the last one."""
+    def _take(self, done: JobDone, run: _Run) -> None:
+        """Enter a job's results."""
         group = done.job.group
-        for key, digests in done.hashed.items():
-            group.hashed.setdefault(key, bytearray()).extend(digests)
         for work, blocks, meter in zip(group.works, done.done, done.meters, strict=True):
             for block in blocks:
                 at = block.block * DIGEST_SIZE
@@ -198,26 +214,33 @@ class Engine:
                     work.holdings[block.block] = block.holding
                 else:
                     work.changed = True
-            meters[work.plan.output.name].add(meter)
+            run.meters[work.plan.output.name].add(meter)
         for key, count in done.index_bytes.items():
-            meters[_owner(group, key, users)].index_bytes += count
-        group.remaining -= done.job.stop - done.job.start
-        if not group.remaining:
-            self._complete(group)
+            run.owner(group, key).index_bytes += count
+        for key, number in done.adapters.items():
+            adapter = group.adapters[key]
+            if not adapter.counted:
+                adapter.counted = True
+                run.meters[group.works[number].plan.output.name].expert_bytes += adapter.nbytes
         self._reporter.advance(done.nbytes)
         self._unrecorded[id(group)] = group
         if time.monotonic() - self._recorded_at >= _RECORD_EVERY:
             self._record()
 
-    def _complete(self, group: Group) -> None:
-        for key, source in group.inputs.items():
-            if source.known is None:
-                self._index.add(source.ref.source, source.ref.info, bytes(group.hashed.get(key, b"")))
+    def _finish(self, passes: GroupPasses, run: _Run) -> None:
+        """Complete a group: count what was read and not merged."""
+        group = passes.group
+        for key, count in passes.finish().items():
+            run.owner(group, key).index_bytes += count
+        for key, adapter in group.adapters.items():
+            if adapter.was_read and not adapter.counted:
+                run.owner(group, key).index_bytes += adapter.nbytes
 
     def _record(self) -> None:
         """Record digests of sources and of staged blocks, so that a killed build can go on from here."""
         self._index.flush()
         with self._catalog.transaction():
+            self._store.flush()
             for group in self._unrecorded.values():
                 for work in group.works:
                     if work.changed:
@@ -233,9 +256,18 @@ class Engine:
             self._record()
 
 
-def _owner(group: Group, key: InputKey, users: Mapping[str, str]) -> str:
-    """Return the first output that an input was hashed for."""
-    for work in group.works:
-        if key in work.inputs:
-            return work.plan.output.name
-    return users[group.inputs[key].ref.source]
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a run counts: by output its meter, and by source the output that it is hashed for."""
+
+    meters: Mapping[str, Meter]
+    users: Mapping[str, str]
+
+    def owner(self, group: Group, key: InputKey) -> Meter:
+        """Return the meter of the first output that an input was read for."""
+        for work in group.works:
+            if key in work.inputs:
+                return self.meters[work.plan.output.name]
+        if group.works:  # what an adapter is added to
+            return self.meters[group.works[0].plan.output.name]
+        return self.meters[self.users[group.inputs[key].ref.source]]

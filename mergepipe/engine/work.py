@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import StagedTensor
+from mergepipe.cache.statistics import StatisticTable
 from mergepipe.checkpoints.checkpoint import CheckpointFile
 from mergepipe.checkpoints.geometry import BlockGrid
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.staging import StagedShard
 from mergepipe.graph.blocks import Holding, TensorRecipe
+from mergepipe.operators.contract import Reduction, Statistic
 from mergepipe.plan.values import InputRef, OutputPlan
+
+if TYPE_CHECKING:
+    from mergepipe.engine.adapters import AdapterInput
 
 InputKey = tuple[Path, str]
 """A source tensor by the file that holds it and its name: two sources may be the same files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Input:
-    """A source tensor that a group reads.
+    """A stored source tensor that a group reads.
 
     Attributes
     ----------
@@ -53,6 +59,8 @@ class TensorWork:
         Packed, filled as blocks are finished; a key of zeros is a block not yet.
     holdings
         Per finished block where its bytes lie: None in the staged shard, else the place to copy it from.
+    reduction
+        What the tensor's statistics came to, where the recipe `reduces`; set before any block is merged.
     """
 
     plan: OutputPlan
@@ -64,6 +72,7 @@ class TensorWork:
     digests: bytearray = field(default_factory=bytearray)
     holdings: dict[int, Holding] = field(default_factory=dict)
     changed: bool = False
+    reduction: Reduction | None = None
 
     def __post_init__(self) -> None:
         size = self.recipe.grid.count * DIGEST_SIZE
@@ -89,12 +98,29 @@ class Group:
     """Output tensors of one name, whatever their outputs, that are made from one reading of their inputs.
 
     A group without tensors only hashes its inputs.
+
+    Attributes
+    ----------
+    inputs
+        The stored tensors, by key.
+    adapters
+        The tensors that are computed from stored factors, by key.
+    held
+        By input key its whole bytes, as far as they were read: what a group keeps in memory between its passes; None
+        where it keeps nothing.
+    present
+        The (input, block) pairs that lie in ``held``.
+    claimed
+        Those of them that were counted as read to merge.
     """
 
     works: tuple[TensorWork, ...]
     inputs: Mapping[InputKey, Input]
+    adapters: Mapping[InputKey, AdapterInput] = field(default_factory=dict)
     hashed: dict[InputKey, bytearray] = field(default_factory=dict)
-    remaining: int = 0
+    held: dict[InputKey, memoryview] | None = None
+    present: set[tuple[InputKey, int]] = field(default_factory=set)
+    claimed: set[tuple[InputKey, int]] = field(default_factory=set)
 
     @property
     def blocks(self) -> int:
@@ -104,20 +130,56 @@ class Group:
         return max(counts, default=0)
 
     @property
+    def cold(self) -> bool:
+        """Whether the content of an input is not known."""
+        return any(source.known is None for source in self.inputs.values())
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of all stored inputs."""
+        return sum(i.grid.nbytes for i in self.inputs.values())
+
+    @property
     def nbytes(self) -> int:
         """Bytes to go through, for progress: every input, and every output."""
-        return sum(i.grid.nbytes for i in self.inputs.values()) + sum(w.recipe.grid.nbytes for w in self.works)
+        return self.input_bytes + sum(w.recipe.grid.nbytes for w in self.works)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A statistic to be taken of the blocks of a work's tensor.
+
+    Attributes
+    ----------
+    recipe
+        The part of the key that does not depend on content (`mergepipe.graph.keys.statistic_recipe`).
+    table
+        Where earlier numbers are looked up; entered by the thread that runs the build.
+    """
+
+    work: TensorWork
+    statistic: Statistic
+    recipe: bytes
+    table: StatisticTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A run of adjacent blocks of a group, worked on by one worker."""
+    """A run of adjacent blocks of a group, worked on by one worker: to be measured, or to be merged.
+
+    Attributes
+    ----------
+    measures
+        The statistics to be taken; where there are none, the blocks are merged.
+    reuse
+        False computes blocks even where an earlier result is known: its bytes turned out to be damaged.
+    """
 
     group: Group
     start: int
     stop: int
     reuse: bool = True
-    """False computes blocks even where an earlier result is known: its bytes turned out to be damaged."""
+    measures: tuple[Measure, ...] = ()
 
 
 @dataclass(slots=True)
@@ -131,6 +193,16 @@ class BlockDone:
 
 
 @dataclass(slots=True)
+class BlockMeasured:
+    """A block's statistic: the index of the measure, the block, the key, and the numbers (None: known from earlier)."""
+
+    measure: int
+    block: int
+    key: bytes
+    value: bytes | None
+
+
+@dataclass(slots=True)
 class JobDone:
     """What a job found and did.
 
@@ -140,8 +212,14 @@ class JobDone:
         Per cold input the packed digests of its blocks in the job's range.
     done, meters
         Per work of the group, in order.
+    measured
+        What was measured.
     index_bytes
-        Per cold input the bytes that were read only to hash them.
+        Per input the bytes that were read only to hash them or to measure.
+    claimed
+        The (input, block) pairs that were counted as read to merge.
+    adapters
+        By key of an adapter's tensor the index of the work that read it to merge first.
     nbytes
         The job's share of the group's bytes, for progress.
     """
@@ -150,11 +228,24 @@ class JobDone:
     hashed: dict[InputKey, bytes]
     done: tuple[list[BlockDone], ...]
     meters: tuple[Meter, ...]
+    measured: list[BlockMeasured]
     index_bytes: dict[InputKey, int]
+    claimed: set[tuple[InputKey, int]]
+    adapters: dict[InputKey, int]
     nbytes: int
 
 
-def jobs_of(group: Group, block_count: int) -> Iterator[Job]:
-    """Cut a group into jobs of at most ``block_count`` blocks."""
+def jobs_of(
+    group: Group, block_count: int, measures: tuple[Measure, ...] = (), wanted: Container[int] | None = None
+) -> Iterator[Job]:
+    """Cut a group into jobs of at most ``block_count`` blocks.
+
+    Parameters
+    ----------
+    wanted
+        The blocks that matter; jobs without any are left out. None: all.
+    """
     for start in range(0, group.blocks, block_count):
-        yield Job(group=group, start=start, stop=min(start + block_count, group.blocks))
+        stop = min(start + block_count, group.blocks)
+        if wanted is None or any(block in wanted for block in range(start, stop)):
+            yield Job(group=group, start=start, stop=stop, measures=measures)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from mergepipe.cache.catalog import Result, StagedTensor
 from mergepipe.checkpoints.geometry import BlockGrid, Geometry
 from mergepipe.digest import DIGEST_SIZE
-from mergepipe.graph.keys import ABSENT, block_key
-from mergepipe.operators.contract import Operator
+from mergepipe.graph.keys import ABSENT, block_key, statistic_key
+from mergepipe.operators.contract import Operator, Reduction, Statistic, TensorFacts
+from mergepipe.plan.facts import tensor_facts
 from mergepipe.plan.values import Decision, TensorPlan
 
 
@@ -20,20 +21,31 @@ from mergepipe.plan.values import Decision, TensorPlan
 class TensorRecipe:
     """What block states need of a tensor's plan, computed once per tensor."""
 
-    operator: Operator
     tensor: TensorPlan
     grid: BlockGrid
     input_grids: tuple[BlockGrid | None, ...]
+    facts: TensorFacts
+    rowwise: bool
+    reduces: bool
 
     @classmethod
-    def of(cls, operator: Operator, tensor: TensorPlan, geometry: Geometry) -> TensorRecipe:
+    def of(cls, tensor: TensorPlan, geometry: Geometry) -> TensorRecipe:
         """Return the recipe of a planned tensor."""
+        facts = tensor_facts(tensor, geometry)
+        merged = tensor.decision is Decision.MERGE and any(slot is not None for slot in tensor.experts)
         return cls(
-            operator=operator,
             tensor=tensor,
             grid=tensor.grid(geometry),
             input_grids=tuple(slot.grid(geometry) if slot else None for slot in tensor.slots),
+            facts=facts,
+            rowwise=merged and tensor.operator.rowwise(tensor.prepared, facts),
+            reduces=merged and facts.elements > 0 and tensor.operator.reduces(tensor.prepared, facts),
         )
+
+    @property
+    def operator(self) -> Operator:
+        """The operator that merges the tensor."""
+        return self.tensor.operator
 
     def merged_rows(self, block: int) -> int:
         """Return how many leading rows of a block are merged; the rest is copied from the base."""
@@ -82,8 +94,14 @@ class BlockPlan:
         return tuple(slot for slot in used if self.sources[slot] == slot)
 
 
-def plan_block(recipe: TensorRecipe, block: int, digests: Sequence[bytes | None]) -> BlockPlan:
-    """Return how a block comes about, from its inputs' block digests (None: the slot has no such block)."""
+def plan_block(
+    recipe: TensorRecipe, block: int, digests: Sequence[bytes | None], reduction: Reduction | None = None
+) -> BlockPlan:
+    """Return how a block comes about, from its inputs' block digests (None: the slot has no such block).
+
+    Where the recipe `reduces`, the reduction must be given. A block that is a copy of an input depends on neither the
+    reduction nor its place.
+    """
     tensor, merged = recipe.tensor, recipe.merged_elements(block)
     if tensor.decision is Decision.EQUAL:
         key = block_key(tensor.recipe, [digest or ABSENT for digest in digests], merged)
@@ -91,18 +109,59 @@ def plan_block(recipe: TensorRecipe, block: int, digests: Sequence[bytes | None]
         return BlockPlan(block=block, key=key, sources=sources, copied=0, zero=(), shared=())
     if merged == 0:  # beyond the rows that all sources have
         digests = (digests[0], *(None for _ in tensor.experts))
-    elif merged == recipe.elements(block) and not recipe.operator.uses_base:
+    elif merged == recipe.elements(block) and not recipe.tensor.uses_base:
         digests = (None, *digests[1:])
-    key = block_key(tensor.recipe, [digest or ABSENT for digest in digests], merged)
     sources, zero, shared = _assign(recipe, digests)
-    return BlockPlan(
-        block=block,
-        key=key,
-        sources=sources,
-        copied=_copied(recipe, block, sources, merged),
-        zero=zero,
-        shared=shared,
+    copied = _copied(recipe, block, sources, merged)
+    computed = copied is None and merged > 0
+    key = block_key(
+        tensor.recipe,
+        [digest or ABSENT for digest in digests],
+        merged,
+        reduction=reduction.digest(block) if computed and reduction is not None else None,
+        position=block if computed and recipe.operator.names else None,
     )
+    return BlockPlan(block=block, key=key, sources=sources, copied=copied, zero=zero, shared=shared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticPlan:
+    """How a statistic of one block comes about; as `BlockPlan`, with ``sources`` for the statistic's slots alone."""
+
+    block: int
+    key: bytes
+    sources: tuple[int | None, ...]
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The slots that must be read."""
+        return tuple(slot for slot, source in enumerate(self.sources) if source == slot)
+
+
+def plan_statistic(
+    recipe: TensorRecipe, statistic: Statistic, key_recipe: bytes, block: int, digests: Sequence[bytes | None]
+) -> StatisticPlan:
+    """Return how a statistic of a block comes about.
+
+    Parameters
+    ----------
+    key_recipe
+        From `mergepipe.graph.keys.statistic_recipe`.
+    digests
+        Per slot of the tensor the block's digest; only those of the statistic's slots matter.
+    """
+    wanted = [digest if slot in statistic.slots else None for slot, digest in enumerate(digests)]
+    merged = recipe.merged_elements(block)
+    key = statistic_key(
+        key_recipe,
+        [wanted[slot] or ABSENT for slot in statistic.slots],
+        merged,
+        block if statistic.positional else None,
+    )
+    sources, _, _ = _assign(recipe, wanted)
+    if statistic.deltas_only and not any(source is not None for source in sources[1:]):
+        sources = (None,) * len(sources)
+    return StatisticPlan(block=block, key=key, sources=sources)
 
 
 def _assign(
@@ -119,7 +178,7 @@ def _assign(
             sources.append(None)
             continue
         first = seen.setdefault((slot.info.dtype, digest), index)
-        if first == 0 and index > 0 and recipe.operator.uses_base:
+        if first == 0 and index > 0 and recipe.tensor.uses_base:
             zero.append(index)
             sources.append(None)
             continue
@@ -144,7 +203,7 @@ def _copied(recipe: TensorRecipe, block: int, sources: tuple[int | None, ...], m
         return None
     source = sources[chosen]
     slot = tensor.slots[chosen]
-    if source is None or slot is None or slot.info.dtype != tensor.dtype:
+    if source is None or slot is None or slot.lora is not None or slot.info.dtype != tensor.dtype:
         return None
     return source
 

@@ -7,15 +7,27 @@ frozen value in ``node``, and for exporters ``state``, ``bytes`` and ``digest`` 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import networkx as nx
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.digest import DIGEST_SIZE, format_digest
+from mergepipe.cache.statistics import StatisticStore
+from mergepipe.digest import DIGEST_SIZE, format_digest, record_digest
 from mergepipe.graph.blocks import BlockPlan, Holding, TensorRecipe, find_block, plan_block
-from mergepipe.graph.nodes import MergeNode, Node, OutputNode, ReadNode, State, TensorNode
+from mergepipe.graph.inputs import slot_blocks, slot_digest
+from mergepipe.graph.nodes import (
+    MergeNode,
+    Node,
+    OutputNode,
+    ReadNode,
+    ReduceNode,
+    State,
+    StatisticNode,
+    TensorNode,
+)
+from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
@@ -57,10 +69,17 @@ def compile_graph(plans: Sequence[OutputPlan], index: SourceIndex, catalog: Cata
         for tensor, node in zip(plan.tensors, tensor_nodes(plan, index, catalog), strict=True):
             _add(graph, node)
             graph.add_edge(node.id, output.id, role="part")
+            target: Node = node
+            if TensorRecipe.of(tensor, plan.geometry).reduces:
+                target = _reduce_tensor(plan, tensor, node)
+                _add(graph, target)
+                graph.add_edge(target.id, node.id, role="reduction")
             for role, slot in _roles(tensor):
                 read = _read_tensor(slot, index)
                 _add(graph, read)
                 graph.add_edge(read.id, node.id, role=role)
+                if target is not node:
+                    graph.add_edge(read.id, target.id, role=role)
     return MergeGraph(graph=graph, plans={plan.output.name: plan for plan in plans})
 
 
@@ -71,63 +90,113 @@ def expand_tensor(
 
     It is a graph of its own: the expansion of a large model is made and dropped tensor by tensor.
     """
-    recipe = TensorRecipe.of(plan.operator, tensor, plan.geometry)
-    known = [index.blocks(slot.source, slot.info) if slot else None for slot in tensor.slots]
+    recipe = TensorRecipe.of(tensor, plan.geometry)
+    known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
     earlier = catalog.candidates(plan.output.name, tensor.name, tensor.recipe, tensor.shape)
     holdings = [Holding.of_result(result) for result in earlier]
     graph = nx.DiGraph()
     _add(graph, node)
+    cold = any(slot is not None and packed is None for slot, packed in zip(tensor.slots, known, strict=True))
+    found = known_reduction(recipe, known, StatisticStore(catalog)) if recipe.reduces and not cold else None
     for block in range(recipe.grid.count):
-        merge, reads = _expand_block(recipe, plan.output.name, block, known, holdings)
+        digests = None if cold or (found and found.reduction is None) else [_at(packed, block) for packed in known]
+        planned = plan_block(recipe, block, digests, found.reduction if found else None) if digests else None
+        merge = _merge_node(recipe, plan.output.name, block, planned, holdings, cold=cold)
         _add(graph, merge)
         graph.add_edge(merge.id, node.id, role="part")
-        for role, read in reads:
+        for _, role, read in _reads(recipe, block, known, planned, merge.state):
             _add(graph, read)
             graph.add_edge(read.id, merge.id, role=role)
+    if found is not None:
+        _add_reduction(graph, plan, recipe, node, known, found)
     return graph
 
 
-def _expand_block(
+def _reduce_tensor(plan: OutputPlan, tensor: TensorPlan, node: TensorNode) -> ReduceNode:
+    key = None if node.key is None else record_digest("reduce", node.key)
+    return ReduceNode(output=plan.output.name, tensor=tensor.name, key=key, state=node.state)
+
+
+def _add_reduction(
+    graph: nx.DiGraph,
+    plan: OutputPlan,
+    recipe: TensorRecipe,
+    node: TensorNode,
+    known: Sequence[bytes | None],
+    found: KnownReduction,
+) -> None:
+    """Add the reduction, its statistics, and what they read that is not read to merge already."""
+    complete = found.reduction is not None
+    reduce = replace(_reduce_tensor(plan, recipe.tensor, node), state=State.CACHED if complete else State.DIRTY)
+    _add(graph, reduce)
+    for block in range(recipe.facts.blocks):
+        graph.add_edge(reduce.id, ("merge", plan.output.name, recipe.tensor.name, block), role="reduction")
+    for part in found.statistics:
+        statistic = StatisticNode(
+            output=plan.output.name,
+            tensor=recipe.tensor.name,
+            number=part.number,
+            name=part.statistic.name,
+            block=part.plan.block,
+            key=part.plan.key,
+            state=State.CACHED if part.known else State.DIRTY,
+        )
+        _add(graph, statistic)
+        graph.add_edge(statistic.id, reduce.id, role="part")
+        for slot, role, read in _reads(recipe, part.plan.block, known, None, statistic.state):
+            if slot not in part.statistic.slots:
+                continue
+            if not part.known and slot in part.plan.reads:
+                graph.nodes[read.id]["node"] = replace(read, state=State.DIRTY)
+                graph.nodes[read.id]["state"] = State.DIRTY.value
+            graph.add_edge(read.id, statistic.id, role=role)
+
+
+def _merge_node(
     recipe: TensorRecipe,
     output: str,
     block: int,
-    known: Sequence[bytes | None],
+    planned: BlockPlan | None,
     holdings: Sequence[Holding],
-) -> tuple[MergeNode, list[tuple[str, ReadNode]]]:
-    digests = [_at(packed, block) for packed in known]
-    cold = any(slot is not None and packed is None for slot, packed in zip(recipe.tensor.slots, known, strict=True))
-    planned = None if cold else plan_block(recipe, block, digests)
-    state = State.COLD
+    *,
+    cold: bool,
+) -> MergeNode:
+    """Return the node of a block; without a plan it waits for its inputs' content, or for the reduction."""
+    state = State.COLD if cold else State.DIRTY
     if planned is not None:
         state = State.CACHED if find_block(holdings, block, planned.key) else State.DIRTY
-    merge = MergeNode(
+    return MergeNode(
         output=output,
         tensor=recipe.tensor.name,
         block=block,
         key=planned.key if planned else None,
         state=state,
     )
-    reads = []
-    for index, (role, slot) in enumerate(_all_roles(recipe.tensor)):
-        layout = recipe.input_grids[index]
-        if slot is None or layout is None or block >= layout.count:
+
+
+def _reads(
+    recipe: TensorRecipe, block: int, known: Sequence[bytes | None], planned: BlockPlan | None, user: State
+) -> Iterator[tuple[int, str, ReadNode]]:
+    """Yield slot, role and node of each input that has this block."""
+    for slot, (role, ref) in enumerate(_all_roles(recipe.tensor)):
+        layout = recipe.input_grids[slot]
+        if ref is None or layout is None or block >= layout.count:
             continue
         start, stop = layout.byte_range(block)
         read = ReadNode(
-            source=slot.source,
-            tensor=slot.info.name,
+            source=ref.source,
+            tensor=ref.info.name,
             block=block,
             nbytes=stop - start,
-            digest=digests[index],
-            state=_read_state(planned, index, merge.state),
+            digest=_at(known[slot], block),
+            state=_read_state(planned, slot, user),
         )
-        reads.append((role, read))
-    return merge, reads
+        yield slot, role, read
 
 
 def _read_state(planned: BlockPlan | None, slot: int, merge: State) -> State:
     if planned is None:
-        return State.COLD
+        return merge
     if slot in planned.zero:
         return State.ZERO
     return State.DIRTY if merge is State.DIRTY and slot in planned.reads else State.CACHED
@@ -149,7 +218,7 @@ def _all_roles(tensor: TensorPlan) -> Iterator[tuple[str, InputRef | None]]:
 
 
 def _read_tensor(slot: InputRef, index: SourceIndex) -> ReadNode:
-    digest = index.tensor(slot.source, slot.info)
+    digest = slot_digest(slot, index)
     return ReadNode(
         source=slot.source,
         tensor=slot.info.name,
@@ -167,6 +236,6 @@ def _add(graph: nx.DiGraph, node: Node) -> None:
     if isinstance(node, ReadNode):
         attributes["bytes"] = node.nbytes
         attributes["digest"] = format_digest(node.digest) if node.digest else None
-    elif isinstance(node, TensorNode | MergeNode):
+    elif not isinstance(node, OutputNode):
         attributes["key"] = format_digest(node.key) if node.key else None
     graph.add_node(node.id, **attributes)

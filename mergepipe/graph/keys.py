@@ -6,13 +6,21 @@ from collections.abc import Sequence
 
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.digest import DIGEST_SIZE, content_digest, record_digest
-from mergepipe.plan.values import TensorPlan
+from mergepipe.operators.contract import Statistic
+from mergepipe.plan.values import InputRef, TensorPlan
 
 ABSENT = bytes(DIGEST_SIZE)
 _BLOCK_TAG = b"mergepipe.merge-block\0"
 
 
-def block_key(recipe: bytes, inputs: Sequence[bytes], merged_elements: int) -> bytes:
+def block_key(
+    recipe: bytes,
+    inputs: Sequence[bytes],
+    merged_elements: int,
+    *,
+    reduction: bytes | None = None,
+    position: int | None = None,
+) -> bytes:
     """Return the action key of one output block.
 
     Parameters
@@ -23,8 +31,38 @@ def block_key(recipe: bytes, inputs: Sequence[bytes], merged_elements: int) -> b
         Per slot the input's block digest (32 bytes), `ABSENT` where the slot is no input.
     merged_elements
         How many leading elements are merged; the rest comes from the base.
+    reduction
+        The digest of what the tensor's reduction gives this block, where there is one.
+    position
+        The number of the block where its place matters: random masks are addressed by it.
     """
-    return content_digest(b"".join((_BLOCK_TAG, recipe, *inputs, merged_elements.to_bytes(8, "little"))))
+    key = content_digest(b"".join((_BLOCK_TAG, recipe, *inputs, merged_elements.to_bytes(8, "little"))))
+    if reduction is None and position is None:
+        return key
+    return record_digest("merge-block", key, reduction, position)
+
+
+def statistic_recipe(statistic: Statistic, tensor: TensorPlan, row_elements: int) -> bytes:
+    """Return the digest of all that a statistic of a block depends on, but for the content of its inputs.
+
+    Parameters
+    ----------
+    row_elements
+        The length of a row, where the tiles must hold whole rows; else 0.
+    """
+    inputs = tuple((slot == 0, _kind(tensor.slots[slot])) for slot in statistic.slots)
+    allowed = tensor.params.values["non_finite"]
+    return record_digest("recipe.statistic", statistic.digest(), tensor.work, inputs, row_elements, allowed)
+
+
+def _kind(slot: InputRef | None) -> tuple[str, bool] | None:
+    """Return how a slot is stored: its dtype, and whether it is a delta (an adapter's)."""
+    return None if slot is None else (slot.info.dtype, slot.lora is not None and slot.lora.on is None)
+
+
+def statistic_key(recipe: bytes, inputs: Sequence[bytes], merged_elements: int, position: int | None) -> bytes:
+    """Return the key of a statistic of one block from its recipe and its inputs' block digests, as in `block_key`."""
+    return record_digest("stat-block", recipe, b"".join(inputs), merged_elements, position)
 
 
 def tensor_key(tensor: TensorPlan, geometry: Geometry, inputs: Sequence[bytes | None]) -> bytes:

@@ -82,6 +82,47 @@ class MergeNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticNode:
+    """A statistic of a block: numbers about its inputs, kept by their content.
+
+    Attributes
+    ----------
+    number
+        Which of the statistics that the reduction asks for, in order.
+    name
+        The kind of statistic.
+    """
+
+    output: str
+    tensor: str
+    number: int
+    name: str
+    block: int
+    key: bytes
+    state: State
+
+    @property
+    def id(self) -> NodeId:
+        """``("stat", output, tensor, number, block)``."""
+        return ("stat", self.output, self.tensor, self.number, self.block)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceNode:
+    """What a tensor's statistics come to: its action key once all inputs are known."""
+
+    output: str
+    tensor: str
+    key: bytes | None
+    state: State
+
+    @property
+    def id(self) -> NodeId:
+        """``("reduce", output, tensor)``."""
+        return ("reduce", self.output, self.tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputNode:
     """A whole output."""
 
@@ -93,4 +134,4 @@ class OutputNode:
         return ("output", self.output)
 
 
-Node = ReadNode | TensorNode | MergeNode | OutputNode
+Node = ReadNode | StatisticNode | ReduceNode | MergeNode | TensorNode | OutputNode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
+from mergepipe.graph.inputs import slot_digest
 from mergepipe.graph.keys import tensor_key
 from mergepipe.graph.nodes import TensorNode
 from mergepipe.plan.values import OutputPlan, TensorPlan
@@ -32,7 +33,7 @@ def tensor_keys(plan: OutputPlan, index: SourceIndex) -> tuple[tuple[str, bytes 
 
 def current_key(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> bytes | None:
     """Return a tensor's action key, or None while an input's content is not known."""
-    digests = [index.tensor(slot.source, slot.info) if slot else None for slot in tensor.slots]
+    digests = [slot_digest(slot, index) if slot else None for slot in tensor.slots]
     if any(digest is None and slot is not None for digest, slot in zip(digests, tensor.slots, strict=True)):
         return None
     return tensor_key(tensor, plan.geometry, digests)

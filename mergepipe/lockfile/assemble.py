@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mergepipe._version import __version__
 from mergepipe.cache.sources import SourceIndex
@@ -13,8 +13,16 @@ from mergepipe.dtypes import DTYPES
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.graph.blocks import TensorRecipe, plan_block
+from mergepipe.graph.inputs import slot_blocks
 from mergepipe.lockfile.manifest import truncate_digests
-from mergepipe.lockfile.manifest_records import Manifest, ManifestInput, ManifestTensor, ParameterSet, RunFacts
+from mergepipe.lockfile.manifest_records import (
+    OUTPUT_KEY,
+    Manifest,
+    ManifestInput,
+    ManifestTensor,
+    ParameterSet,
+    RunFacts,
+)
 from mergepipe.lockfile.records import (
     UNKNOWN_DIGEST,
     LockedExpert,
@@ -54,7 +62,7 @@ def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex)
     output = plan.output
     return LockedOutput(
         name=output.name,
-        path=output.path,
+        path=output.path if output.publish else None,
         operator=output.operator,
         operator_version=plan.operator.version,
         numerics=str(output.params.get("numerics", "float32")),
@@ -118,8 +126,8 @@ def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> 
     """Return the counts of one tensor; every input must be known."""
     if tensor.decision is Decision.EQUAL:
         return ContentCounts(total=0, zero=0, shared=0)
-    recipe = TensorRecipe.of(tensor.operator, tensor, plan.geometry)
-    packed = [index.blocks(slot.source, slot.info) if slot else None for slot in tensor.slots]
+    recipe = TensorRecipe.of(tensor, plan.geometry)
+    packed = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
     total = zero = shared = 0
     for block in range(recipe.grid.count):
         at = block * DIGEST_SIZE
@@ -202,8 +210,7 @@ def manifest(
         geometry=plan.geometry.id,
         output=locked,
         sources=tuple(
-            locked_source(mergefile.sources[name], checkpoint, index.digest(name), files=True)
-            for name, checkpoint in plan.sources.items()
+            _manifest_source(name, checkpoint, index, mergefile) for name, checkpoint in plan.sources.items()
         ),
         tensors=tuple(_manifest_tensor(tensor, blocks[tensor.name], index) for tensor in plan.tensors),
         shard_tensors=tuple(tuple(slot.name for slot in shard.shard.tensors) for shard in finished.shards),
@@ -213,6 +220,15 @@ def manifest(
     )
 
 
+def _manifest_source(name: str, checkpoint: Checkpoint, index: SourceIndex, mergefile: Mergefile) -> LockedSource:
+    """Return the record of a source with its files; another output of the Mergefile is located by its name."""
+    source, digest = mergefile.sources.get(name), index.digest(name)
+    if source is not None:
+        return locked_source(source, checkpoint, digest, files=True)
+    record = locked_source(Source(name=name, path=""), checkpoint, digest, files=True)
+    return replace(record, location={OUTPUT_KEY: name})
+
+
 def _manifest_tensor(tensor: TensorPlan, blocks: bytes, index: SourceIndex) -> ManifestTensor:
     return ManifestTensor(
         name=tensor.name,
@@ -220,7 +236,7 @@ def _manifest_tensor(tensor: TensorPlan, blocks: bytes, index: SourceIndex) -> M
         shape=tensor.shape,
         decision=tensor.decision.value,
         parameters=ParameterSet(params=dict(tensor.params.values), experts=tensor.params.experts),
-        inputs=tuple(_manifest_input(slot, index) for slot in tensor.slots if slot is not None),
+        inputs=tuple(_manifest_input(ref, index) for slot in tensor.slots if slot is not None for ref in slot.stored),
         blocks=blocks,
     )
 

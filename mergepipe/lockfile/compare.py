@@ -188,7 +188,7 @@ def _output_differences(
 
 def _declared_facts(output: LockedOutput) -> Facts:
     facts = {
-        "path": value_text(output.path),
+        **({"publish": "false"} if output.path is None else {"path": value_text(output.path)}),
         "operator": value_text(output.operator),
         "operator_version": str(output.operator_version),
         "numerics": value_text(output.numerics),
@@ -207,6 +207,8 @@ def _declared_reason(key: str) -> str:
         return "this mergepipe computes the operator differently"
     if key.startswith("sources."):
         return "it was made from other content of this source"
+    if key == "publish":
+        return "only outputs that are published have a path"
     return "declared differently"
 
 

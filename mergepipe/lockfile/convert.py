@@ -45,7 +45,7 @@ def to_wire(manifest: records.Manifest) -> wire.Manifest:
     Raises
     ------
     InternalError
-        If a number is not finite: JSON has no such numbers.
+        If a number is not finite: JSON has no such numbers. If the output is not published.
     """
     output = manifest.output
     parameters = _ParameterTable()
@@ -75,6 +75,8 @@ def to_wire(manifest: records.Manifest) -> wire.Manifest:
 
 
 def _output_to_wire(output: LockedOutput) -> wire.Output:
+    if output.path is None:
+        raise InternalError(f"output `{output.name}` is not published, so it has no manifest")
     return wire.Output(
         name=output.name,
         path=output.path,

@@ -26,6 +26,7 @@ from mergepipe.lockfile.manifest_records import (
     LEVEL_EXACT,
     LEVEL_OMITTED,
     MANIFEST_VERSION,
+    OUTPUT_KEY,
     Manifest,
     ManifestInput,
     ManifestTensor,
@@ -134,7 +135,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "the tensors are not those of the output"
     yield from _file_problems(manifest)
     for source in manifest.sources:
-        if not set(source.location) <= set(LOCATION_KEYS):
+        if not set(source.location) <= {*LOCATION_KEYS, OUTPUT_KEY}:
             yield f"the location of source `{source.name}` has unknown keys"
 
 

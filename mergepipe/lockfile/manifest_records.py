@@ -12,6 +12,8 @@ MANIFEST_VERSION = 1
 """The format that this package writes and reads."""
 INPUT_DIGEST_SIZE = 16
 """Bytes kept of an input block's digest."""
+OUTPUT_KEY = "output"
+"""The key of the location of a source that is another output of the same Mergefile; its value is the output's name."""
 LEVEL_OMITTED = 0
 LEVEL_EXACT = 255
 
@@ -99,7 +101,7 @@ class Manifest:
     output
         The output as the lock has it, complete.
     sources
-        The sources that it was made from.
+        The sources that it was made from, other outputs of the Mergefile among them.
     tensors
         One for each of ``output.tensors``, in the same order.
     shard_tensors

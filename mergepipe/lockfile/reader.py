@@ -35,7 +35,8 @@ _BLOCKS = re.compile(r"(\S+) (0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
 _REGENERATE = "restore it from version control, or delete it and run `mergepipe build` to write it anew"
 
 _OUTPUT_KEYS = (
-    *("path", "operator", "operator_version", "numerics", "base", "experts", "params", "budget", "write", "sources"),
+    *("path", "publish", "operator", "operator_version", "numerics", "base", "experts", "params", "budget", "write"),
+    "sources",
     *("expert_bytes_full", "expert_bytes_planned", "bound", "digest", "shards", "side_files", "rules", "tensors"),
 )
 
@@ -155,7 +156,7 @@ def _output(name: str, table: Table) -> LockedOutput:
     table.allow(*_OUTPUT_KEYS)
     return LockedOutput(
         name=name,
-        path=table.text("path"),
+        path=_path(table),
         operator=table.text("operator"),
         operator_version=table.integer("operator_version"),
         numerics=table.text("numerics"),
@@ -174,6 +175,15 @@ def _output(name: str, table: Table) -> LockedOutput:
         side_files=tuple(map(_side_file, table.array("side_files"))),
         tensors=_tensors(table.table("tensors")),
     )
+
+
+def _path(table: Table) -> str | None:
+    """Return the directory of an output, None for one with ``publish = false`` in its place."""
+    if "publish" not in table:
+        return table.text("path")
+    if "path" in table or table.flag("publish"):
+        table.fail("publish", "can only be `false`, in place of `path`")
+    return None
 
 
 def _expert(table: Table) -> LockedExpert:

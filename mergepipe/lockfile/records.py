@@ -129,9 +129,10 @@ class LockedOutput:
     Attributes
     ----------
     name, path, operator, operator_version, numerics, base, experts, params, rules, budget, write
-        The declared part, as resolved from the Mergefile.
+        The declared part, as resolved from the Mergefile. ``path`` is None for an output that is not published.
     sources
-        The digest of each source that this output was made from, so that a build of some outputs cannot mix them.
+        The digest of each source that this output was made from, so that a build of some outputs cannot mix them;
+        other outputs among them.
     expert_bytes_full, expert_bytes_planned
         Expert bytes that a full read and this plan take.
     bound
@@ -139,11 +140,11 @@ class LockedOutput:
     digest
         The source digest of the output's tensors.
     shards, side_files, tensors
-        What was published; tensors in natural order.
+        What came out; tensors in natural order.
     """
 
     name: str
-    path: str
+    path: str | None
     operator: str
     operator_version: int
     numerics: str

@@ -94,6 +94,11 @@ class Table:
         text: str = self._get(key, str)
         return text
 
+    def flag(self, key: str) -> bool:
+        """Return a boolean."""
+        value: bool = self._get(key, bool)
+        return value
+
     def integer(self, key: str) -> int:
         """Return a non-negative integer: all integers of a lock, parameters aside, are counts and sizes."""
         value: int = self._get(key, int)

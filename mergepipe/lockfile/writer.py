@@ -81,7 +81,7 @@ def _output_lines(output: LockedOutput) -> Iterator[str]:
 
 
 def _declared_lines(output: LockedOutput) -> Iterator[str]:
-    yield f"path = {quote(output.path)}"
+    yield "publish = false" if output.path is None else f"path = {quote(output.path)}"
     yield f"operator = {quote(output.operator)}"
     yield f"operator_version = {output.operator_version}"
     yield f"numerics = {quote(output.numerics)}"

@@ -1,8 +1,9 @@
 """From an output's parameters, experts, rules and gradients to the parameters of one tensor.
 
-One precedence, from low to high: the operator's default, `params` of the output, beside the expert, then the rules in
-order (of each, `params` before `experts`). A value that was given for all experts and one that was given for one of
-them differ only in where they stand in this order. Gradients are interpolated last.
+One precedence, from low to high: the operator's default, `params` of the output, `params` of the slice, beside the
+expert, then the rules in order (of each, `params` before `experts`), those of the slice after the output's. A value
+that was given for all experts and one that was given for one of them differ only in where they stand in this order.
+Gradients are interpolated last: over the layers of the output, or of the slice.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.problems import key_path
 from mergepipe.mergefile.schema import Output, Params, Rule
 from mergepipe.signatures import OperatorSignature, ParamValue, Scalar, Scope
@@ -33,7 +34,7 @@ class ResolvedParams:
     params
         Those of the output, by name.
     experts
-        Those of each expert, in the order of the output's experts.
+        Those of each expert, in the order of the experts of the output or of the slice.
     origins
         Where each value comes from, by ``name`` or ``name[expert]``: a key path, or ``default``.
     """
@@ -41,13 +42,6 @@ class ResolvedParams:
     params: Mapping[str, Scalar]
     experts: tuple[Mapping[str, Scalar], ...]
     origins: Mapping[str, str]
-
-
-class LayerIndex(Protocol):
-    """Says which layer a tensor belongs to, None for those outside the layers."""
-
-    def index(self, name: str) -> int | None:
-        """Return the layer of the tensor ``name``."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -62,10 +56,10 @@ def rule_matches(rule: Rule, tensor: str, layer: int | None) -> bool:
     return not rule.match or _pattern(rule.match).match(tensor) is not None
 
 
-def unmatched_rules(output: Output, tensor_names: Iterable[str], layers: LayerIndex) -> tuple[Rule, ...]:
-    """Return the rules that are for none of the tensors, in order."""
-    located = [(name, layers.index(name)) for name in tensor_names]
-    return tuple(rule for rule in output.rules if not any(rule_matches(rule, *tensor) for tensor in located))
+def unmatched_rules(rules: Iterable[Rule], tensors: Iterable[tuple[str, int | None]]) -> tuple[Rule, ...]:
+    """Return the rules that are for none of the tensors (name and layer), in order."""
+    located = list(tensors)
+    return tuple(rule for rule in rules if not any(rule_matches(rule, *tensor) for tensor in located))
 
 
 def interpolate(anchors: tuple[float, ...], layer: int | None, layer_count: int) -> float:
@@ -91,14 +85,31 @@ class Resolver:
     Parameters
     ----------
     output, signature
-        The output and its operator's signature.
+        The output, and its operator's signature or that of the slice's operator.
     layer_count
-        The number of layers of the output.
+        The number of layers that gradients run over: those of the output, or of the slice.
+    slice_index, first_layer
+        The slice that the tensors belong to and its first layer in the output; None for an output without slices.
     """
 
-    def __init__(self, output: Output, signature: OperatorSignature, layer_count: int) -> None:
+    def __init__(
+        self,
+        output: Output,
+        signature: OperatorSignature,
+        layer_count: int,
+        *,
+        slice_index: int | None = None,
+        first_layer: int = 0,
+    ) -> None:
+        part = None if slice_index is None else (output.slices or ())[slice_index]
         self._output = output
+        self._inside: KeyPath = () if slice_index is None else ("slices", slice_index)
+        self._experts = output.experts if part is None else part.experts
+        self._part_params: Params = {} if part is None else part.params
+        self._rules = [(("rules", number), rule) for number, rule in enumerate(output.rules)]
+        self._rules += [((*self._inside, "rules", n), rule) for n, rule in enumerate(part.rules if part else ())]
         self._layer_count = layer_count
+        self._first_layer = first_layer
         self._specs = signature.all_params()
         self._values: _Values = {}
         self._by_rules: dict[tuple[int, ...], tuple[_Values, bool]] = {}
@@ -106,8 +117,8 @@ class Resolver:
         self._set_below_rules()
 
     def resolve(self, tensor: str, layer: int | None) -> ResolvedParams:
-        """Return the parameters of one tensor; ``layer`` is None outside the layers."""
-        rules = tuple(i for i, rule in enumerate(self._output.rules) if rule_matches(rule, tensor, layer))
+        """Return the parameters of one tensor by its name and layer in the output; None outside the layers."""
+        rules = tuple(i for i, (_, rule) in enumerate(self._rules) if rule_matches(rule, tensor, layer))
         if rules not in self._by_rules:
             self._by_rules[rules] = self._with_rules(rules)
         values, has_gradient = self._by_rules[rules]
@@ -117,7 +128,10 @@ class Resolver:
         return self._resolved[key]
 
     def _slots(self, params: Params, position: int | None) -> Iterator[tuple[str, _Slot]]:
-        """Yield each parameter's name and slot; one for experts that is given for all has a slot for each."""
+        """Yield each parameter's name and slot; one for experts that is given for all has a slot for each.
+
+        A parameter that the operator does not have belongs to another slice's.
+        """
         for name in params:
             if name not in self._specs:
                 continue
@@ -126,7 +140,7 @@ class Resolver:
             elif position is not None:
                 yield name, (name, position)
             else:
-                for index in range(len(self._output.experts)):
+                for index in range(len(self._experts)):
                     yield name, (name, index)
 
     def _set_below_rules(self) -> None:
@@ -134,18 +148,18 @@ class Resolver:
         for name, slot in self._slots(defaults, None):
             self._values[slot] = (defaults[name], "default")
         self._apply(self._values, self._output.params, None, "params")
-        for index, expert in enumerate(self._output.experts):
-            self._apply(self._values, expert.params, index, "experts", index)
+        self._apply(self._values, self._part_params, None, *self._inside, "params")
+        for index, expert in enumerate(self._experts):
+            self._apply(self._values, expert.params, index, *self._inside, "experts", index)
 
-    def _with_rules(self, rules: tuple[int, ...]) -> tuple[_Values, bool]:
+    def _with_rules(self, numbers: tuple[int, ...]) -> tuple[_Values, bool]:
         """Return the values after some rules, and whether any is a gradient."""
         values = dict(self._values)
-        for number in rules:
-            rule = self._output.rules[number]
-            self._apply(values, rule.params, None, "rules", number, "params")
-            for index, expert in enumerate(self._output.experts):
+        for path, rule in (self._rules[number] for number in numbers):
+            self._apply(values, rule.params, None, *path, "params")
+            for index, expert in enumerate(self._experts):
                 given = rule.experts.get(expert.source, {})
-                self._apply(values, given, index, "rules", number, "experts", expert.source)
+                self._apply(values, given, index, *path, "experts", expert.source)
         return values, any(isinstance(value, tuple) for value, _ in values.values())
 
     def _apply(self, values: _Values, params: Params, position: int | None, *where: str | int) -> None:
@@ -153,58 +167,16 @@ class Resolver:
             values[slot] = (params[name], key_path(("outputs", self._output.name, *where, name)))
 
     def _settle(self, values: _Values, layer: int | None) -> ResolvedParams:
+        place = None if layer is None else layer - self._first_layer
         params: dict[str, Scalar] = {}
-        experts: list[dict[str, Scalar]] = [{} for _ in self._output.experts]
+        experts: list[dict[str, Scalar]] = [{} for _ in self._experts]
         origins = {}
         for (name, position), (value, origin) in values.items():
-            scalar = interpolate(value, layer, self._layer_count) if isinstance(value, tuple) else value
+            scalar = interpolate(value, place, self._layer_count) if isinstance(value, tuple) else value
             if position is None:
                 params[name] = scalar
                 origins[name] = origin
             else:
                 experts[position][name] = scalar
-                origins[f"{name}[{self._output.experts[position].source}]"] = origin
+                origins[f"{name}[{self._experts[position].source}]"] = origin
         return ResolvedParams(params=params, experts=tuple(experts), origins=origins)
-
-
-class _Same:
-    """A value that equals only itself, so that mappings inside it need no hash."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-@functools.lru_cache(maxsize=16)
-def _resolver(output: _Same, signature: _Same, layer_count: int) -> Resolver:
-    assert isinstance(output.value, Output)
-    assert isinstance(signature.value, OperatorSignature)
-    return Resolver(output.value, signature.value, layer_count)
-
-
-def resolve(
-    output: Output, signature: OperatorSignature, tensor: str, layer: int | None, layer_count: int
-) -> ResolvedParams:
-    """Return the parameters of one tensor of an output.
-
-    Parameters
-    ----------
-    output, signature
-        The output and its operator's signature.
-    tensor
-        The tensor's full name, which rules match.
-    layer, layer_count
-        Its layer (None outside the layers) and the number of layers, for rules and gradients.
-
-    Notes
-    -----
-    The last outputs asked for are remembered: calling it for every tensor is as cheap as keeping a `Resolver`.
-    """
-    return _resolver(_Same(output), _Same(signature), layer_count).resolve(tensor, layer)

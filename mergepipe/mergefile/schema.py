@@ -36,10 +36,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRef:
-    """An expert of an output: a source's (or another output's) name and the parameters given beside it."""
+    """An expert of an output: a source's (or another output's) name and the parameters given beside it.
+
+    ``layers`` is its own range of layers (half open) in a slice, None for the slice's.
+    """
 
     source: str
     params: Params = field(default_factory=dict)
+    layers: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +62,28 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A range of layers (half open) taken from one expert, or merged from several."""
+    """Layers of an output that are taken from one expert, or merged from several.
+
+    Attributes
+    ----------
+    layers
+        The layers (half open) that it takes of every source; as written, so the range may be a wrong one.
+    operator, base
+        Those of the slice, None for the output's.
+    base_layers
+        The layers that it takes of the base, None for ``layers``.
+    params, rules
+        On top of the output's.
+    """
 
     layers: tuple[int, int]
     experts: tuple[ExpertRef, ...]
+    operator: str | None = None
+    base: str | None = None
+    base_layers: tuple[int, int] | None = None
+    params: Params = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    line: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +127,12 @@ class Output:
     slices: tuple[Slice, ...] | None = None
     publish: bool = True
     line: int = field(default=0, compare=False)
+
+    @property
+    def expert_sources(self) -> tuple[str, ...]:
+        """The names of its experts, those of its slices too: each once, in order of first use."""
+        experts = (*self.experts, *(expert for part in self.slices or () for expert in part.experts))
+        return tuple(dict.fromkeys(expert.source for expert in experts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

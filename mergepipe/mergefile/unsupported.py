@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from mergepipe.mergefile.checks import references
 from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.schema import Mergefile, Output, Source
@@ -23,6 +22,9 @@ def report_unsupported(mergefile: Mergefile, signatures: Mapping[str, OperatorSi
     """Record what is declared and cannot be executed yet."""
     for source in mergefile.sources.values():
         _source(source, problems)
+        if source.on is not None and source.on in mergefile.outputs and source.on not in mergefile.sources:
+            advice = f"build {code(source.on)} first, and declare its directory under `[sources]`"
+            _unsupported(problems, ("sources", source.name, "on"), "an adapter on an output", "adapter", advice)
     for name in mergefile.operators:
         _unsupported(problems, ("operators", name), f"a custom operator ({code(name)})", "custom_operator")
     available = short_listing([name for name, signature in signatures.items() if signature.available], "and")
@@ -31,7 +33,7 @@ def report_unsupported(mergefile: Mergefile, signatures: Mapping[str, OperatorSi
         if signature is not None and not signature.available:
             hint = None if available is None else f"this release runs {available}"
             _unsupported(problems, ("outputs", output.name, "operator"), code(output.operator), "operator", hint)
-        _output(output, mergefile, problems)
+        _output(output, problems)
 
 
 def report_adapters(mergefile: Mergefile, problems: Problems) -> None:
@@ -60,21 +62,13 @@ def _source(source: Source, problems: Problems) -> None:
         _unsupported(problems, (*path, "progressive"), "`progressive`", "progressive", hint)
 
 
-def _output(output: Output, mergefile: Mergefile, problems: Problems) -> None:
+def _output(output: Output, problems: Problems) -> None:
     path: KeyPath = ("outputs", output.name)
     if output.budget is not None and not output.budget.is_full_read:
         hint = 'remove it, or write `expert_reads = "100%"`: the full-read merge'
         _unsupported(problems, (*path, "budget"), "`budget`", "budget", hint)
     if output.slices is not None:
         _unsupported(problems, (*path, "slices"), "`slices`", "slices")
-    if not output.publish:
-        hint = "remove it: an output that is not published makes sense only as the source of another"
-        _unsupported(problems, (*path, "publish"), "`publish = false`", "multi_stage", hint)
-    for name, reference in references(output):
-        if name in mergefile.outputs and name not in mergefile.sources:
-            hint = f"build {code(name)} first, and declare its directory under `[sources]`"
-            _unsupported(problems, reference, f"an output as a source ({code(name)})", "multi_stage", hint)
-            break
 
 
 def _unsupported(problems: Problems, path: KeyPath, what: str, feature: str, hint: str | None = None) -> None:

@@ -326,6 +326,7 @@ class Operator(ABC):
         OperatorError
             If not, with a hint.
         """
+        del prepared, facts
 
     def rowwise(self, prepared: Prepared, facts: TensorFacts) -> bool:
         """Return whether `apply` needs tiles that hold whole rows. A row that `splits_row` is never whole."""

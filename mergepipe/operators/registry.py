@@ -14,8 +14,18 @@ from mergepipe.signatures import OperatorSignature
 def operators() -> Mapping[str, Operator]:
     """Return every operator that can run, by name."""
     from mergepipe.operators.additive import Linear, Passthrough, TaskArithmetic
+    from mergepipe.operators.nearswap import NearSwap
+    from mergepipe.operators.ram import Ram, RamPlus
 
-    return {operator.signature.name: operator for operator in (Linear(), TaskArithmetic(), Passthrough())}
+    runnable: tuple[Operator, ...] = (
+        Linear(),
+        TaskArithmetic(),
+        Passthrough(),
+        NearSwap(),
+        Ram(),
+        RamPlus(),
+    )
+    return {operator.signature.name: operator for operator in runnable}
 
 
 @functools.cache

@@ -5,32 +5,40 @@ Pure: no file is opened and the cache is not asked, so two machines with the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.checkpoints.heads import is_head, ties_embeddings
+from mergepipe.checkpoints.layers import natural_key
 from mergepipe.checkpoints.quantised import quantisation
 from mergepipe.digest import record_digest
 from mergepipe.errors import MergepipeError, PlanError, raise_collected
+from mergepipe.mergefile.locate import KeyPath
+from mergepipe.mergefile.problems import key_path
 from mergepipe.mergefile.resolve import unmatched_rules
-from mergepipe.mergefile.schema import Output
-from mergepipe.operators.contract import Operator
+from mergepipe.mergefile.schema import Output, Rule
+from mergepipe.plan.adapters import adapter_notes, resized, with_bases
 from mergepipe.plan.layout import TensorSlot, lay_out
-from mergepipe.plan.tensors import Family, plan_tensors
-from mergepipe.plan.values import OutputPlan
+from mergepipe.plan.parts import Operators, Part, whole_output
+from mergepipe.plan.slices import config_source, slice_notes, slice_parts
+from mergepipe.plan.stacking import restacked
+from mergepipe.plan.tensors import plan_tensors
+from mergepipe.plan.values import LayerOrigin, OutputPlan, TensorPlan
 
 _NAMED = 3
 
 
 def plan_output(
-    output: Output, operator: Operator, checkpoints: Mapping[str, Checkpoint], geometry: Geometry
+    output: Output, operators: Operators, checkpoints: Mapping[str, Checkpoint], geometry: Geometry
 ) -> OutputPlan:
     """Plan an output.
 
     Parameters
     ----------
+    operators
+        Returns the operator of a name.
     checkpoints
         At least the sources that the output names, by source name.
 
@@ -39,25 +47,33 @@ def plan_output(
     PlanError
         If the sources do not fit together; several problems are raised as one `CollectedErrors`.
     """
-    family = _family(output, operator, checkpoints)
-    raise_collected(_refuse_quantised(family))
-    tensors, notes, errors = plan_tensors(family)
-    dropped, head_errors = _extra_tensors(family)
-    raise_collected([*head_errors, *errors, *_useless_rules(family), *_overreaching_rules(family)])
+    sliced = output.slices is not None
+    parts = slice_parts(output, operators, checkpoints) if sliced else (whole_output(output, operators, checkpoints),)
+    sources = with_bases(_sources(parts))
+    raise_collected(_refuse_quantised(sources))
+    tensors, notes, errors = _tensors(parts, geometry)
+    dropped, head_errors = _extra_tensors(parts)
+    raise_collected([*head_errors, *errors, *resized(parts), *_rule_errors(output, parts)])
     layout = lay_out(
         [TensorSlot(name=t.name, dtype=t.dtype, shape=t.shape, nbytes=t.nbytes) for t in tensors],
         output.write.shard_size,
     )
+    stack = _stack(parts) if sliced else ()
+    definer = config_source(parts)
+    config_notes = restacked(sources[definer].config, stack, _configs(sources)).notes if sliced else ()
+    stacked = (*slice_notes(parts), *config_notes) if sliced else ()
     plan = OutputPlan(
         output=output,
-        operator=operator,
+        operator=operators(output.operator),
         geometry=geometry,
+        parts=parts,
         tensors=tensors,
-        sources=family.checkpoints,
-        definer=family.definer,
+        sources=sources,
+        definer=definer,
+        stack=stack,
         layout=layout,
-        decisions=(*dropped, *notes),
-        notes=tuple(_checkpoint_notes(family)),
+        decisions=(*stacked, *adapter_notes(sources), *dropped, *notes),
+        notes=tuple(_checkpoint_notes(sources)),
         expert_bytes=0,
         base_bytes=0,
         expert_blocks=0,
@@ -65,21 +81,50 @@ def plan_output(
     return _with_costs(plan)
 
 
-def _family(output: Output, operator: Operator, checkpoints: Mapping[str, Checkpoint]) -> Family:
-    experts = [expert.source for expert in output.experts]
-    base = None if operator.ignores_base else output.base
-    names = dict.fromkeys([*([base] if base else []), *experts])
-    return Family(
-        output=output,
-        operator=operator,
-        definer=base or experts[0],
-        checkpoints={name: checkpoints[name] for name in names},
+def _sources(parts: Sequence[Part]) -> dict[str, Checkpoint]:
+    """Return the checkpoints of all parts, bases first."""
+    found: dict[str, Checkpoint] = {}
+    for part in parts:
+        base = part.base
+        if base is not None and base.source in part.checkpoints:
+            found[base.source] = part.checkpoints[base.source]
+    for part in parts:
+        found |= part.checkpoints
+    return found
+
+
+def _configs(sources: Mapping[str, Checkpoint]) -> dict[str, Mapping[str, object]]:
+    return {source: checkpoint.config for source, checkpoint in sources.items()}
+
+
+def _stack(parts: Sequence[Part]) -> tuple[LayerOrigin, ...]:
+    """Return where each layer of the output comes from: the definer of its slice, and the layer there."""
+    return tuple(
+        LayerOrigin(source=part.definer.source, layer=part.definer.first_layer + index)
+        for part in parts
+        for index in range(part.count)
     )
 
 
-def _refuse_quantised(family: Family) -> Iterable[MergepipeError]:
-    for source, checkpoint in family.checkpoints.items():
-        scheme = quantisation(checkpoint)
+def _tensors(
+    parts: Sequence[Part], geometry: Geometry
+) -> tuple[tuple[TensorPlan, ...], list[str], list[MergepipeError]]:
+    """Plan the tensors of every part; they come in natural order."""
+    tensors: list[TensorPlan] = []
+    notes: dict[str, None] = {}  # each once, whatever the number of slices
+    errors: dict[str, MergepipeError] = {}
+    for part in parts:
+        planned, said, problems = plan_tensors(part, geometry)
+        tensors += planned
+        notes |= dict.fromkeys(said)
+        for problem in problems:
+            errors.setdefault(problem.message, problem)
+    return tuple(sorted(tensors, key=lambda tensor: natural_key(tensor.name))), list(notes), list(errors.values())
+
+
+def _refuse_quantised(sources: Mapping[str, Checkpoint]) -> Iterable[MergepipeError]:
+    for source, checkpoint in sources.items():
+        scheme = None if checkpoint.adapter else quantisation(checkpoint)  # what it applies to is one of the sources
         if scheme is not None:
             yield PlanError(
                 f"source `{source}` is quantised: {scheme}",
@@ -89,24 +134,28 @@ def _refuse_quantised(family: Family) -> Iterable[MergepipeError]:
             )
 
 
-def _extra_tensors(family: Family) -> tuple[list[str], list[MergepipeError]]:
+def _extra_tensors(parts: Sequence[Part]) -> tuple[list[str], list[MergepipeError]]:
     """Return notes on expert tensors that the output drops, and errors for heads that must not be dropped."""
-    reference = family.checkpoints[family.definer]
-    notes: list[str] = []
-    errors: list[MergepipeError] = []
-    for source, checkpoint in family.checkpoints.items():
-        extra = [name for name in checkpoint.tensors if name not in reference.tensors]
-        shares = len(checkpoint.tensors) - len(extra)
-        heads = [name for name in extra if _is_own_head(checkpoint, reference, name)] if shares else []
-        errors += [_head_error(family.definer, source, name) for name in heads]
-        if extra and not heads:
-            named = ", ".join(f"`{name}`" for name in extra[:_NAMED])
-            more = f" and {len(extra) - _NAMED:,} more" if len(extra) > _NAMED else ""
-            plural = "tensor" if len(extra) == 1 else "tensors"
-            notes.append(
-                f"{source}: {len(extra):,} extra {plural} that `{family.definer}` lacks, dropped ({named}{more})"
-            )
-    return notes, errors
+    dropped: dict[tuple[str, str], dict[str, None]] = {}
+    heads: dict[tuple[str, str], dict[str, None]] = {}
+    for part in parts:
+        definer = part.definer.source
+        reference = part.checkpoints[definer]
+        for member in part.experts:
+            checkpoint = part.checkpoints[member.source]
+            extra, shares = part.unused(member)
+            own = [name for name in extra if _is_own_head(checkpoint, reference, name)] if shares else []
+            kind = heads if own else dropped
+            kind.setdefault((member.source, definer), {}).update(dict.fromkeys(own or extra))
+    notes = [_dropped_note(*pair, list(names)) for pair, names in dropped.items() if names]
+    return notes, [_head_error(definer, source, name) for (source, definer), names in heads.items() for name in names]
+
+
+def _dropped_note(source: str, definer: str, names: Sequence[str]) -> str:
+    named = ", ".join(f"`{name}`" for name in names[:_NAMED])
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    plural = "tensor" if len(names) == 1 else "tensors"
+    return f"{source}: {len(names):,} extra {plural} that `{definer}` lacks, dropped ({named}{more})"
 
 
 def _is_own_head(checkpoint: Checkpoint, reference: Checkpoint, name: str) -> bool:
@@ -124,44 +173,51 @@ def _head_error(definer: str, source: str, name: str) -> PlanError:
     )
 
 
-def _useless_rules(family: Family) -> Iterable[MergepipeError]:
-    reference = family.checkpoints[family.definer]
-    layers = reference.layers()
-    for rule in unmatched_rules(family.output, tuple(reference.tensors), layers):
-        if rule.layers is not None and rule.layers[1] > layers.count:
-            continue  # reported as that
-        number = family.output.rules.index(rule)
-        wanted = f"`match` {', '.join(rule.match)}" if rule.match else ""
-        ranged = f"`layers` {rule.layers[0]}..{rule.layers[1]}" if rule.layers else ""
-        yield PlanError(
-            f"outputs.{family.output.name}.rules[{number}] matches no tensor: "
-            f"{' and '.join(part for part in (wanted, ranged) if part)}",
-            hint=f"`{family.definer}` has {layers.count} layers and names such as `{_a_name(reference)}`",
-            output=family.output.name,
-            rule=number,
-        )
+def _rule_errors(output: Output, parts: Sequence[Part]) -> Iterable[MergepipeError]:
+    """Yield an error for each rule that is for no tensor; those of a slice are for its tensors alone."""
+    count = sum(part.count for part in parts)
+    yield from _useless(output, ("rules",), output.rules, parts, count)
+    for number, declared in enumerate(output.slices or ()):
+        yield from _useless(output, ("slices", number, "rules"), declared.rules, [parts[number]], count)
 
 
-def _overreaching_rules(family: Family) -> Iterable[MergepipeError]:
-    count = family.checkpoints[family.definer].layers().count
-    for number, rule in enumerate(family.output.rules):
-        if rule.layers is not None and rule.layers[1] > count:
+def _useless(
+    output: Output, path: KeyPath, rules: Sequence[Rule], parts: Sequence[Part], count: int
+) -> Iterable[MergepipeError]:
+    tensors = [(tensor.name, tensor.layer) for part in parts for tensor in part.tensors] if rules else []
+    unmatched = unmatched_rules(rules, tensors)
+    for number, rule in enumerate(rules):
+        where = key_path(("outputs", output.name, *path, number))
+        overreaches = rule.layers is not None and rule.layers[1] > count
+        if rule in unmatched and not overreaches:
+            yield _useless_rule(output, where, number, rule, count, tensors)
+        if rule.layers is not None and overreaches:
+            start, stop = rule.layers
             yield PlanError(
-                f"outputs.{family.output.name}.rules[{number}]: layers {rule.layers[0]}..{rule.layers[1]} reach beyond"
-                f" the model, which has {count} layers",
-                hint=f"the end is excluded: the last layer is in `{rule.layers[0]}..{count}`",
-                output=family.output.name,
+                f"{where}: layers {start}..{stop} reach beyond the model, which has {count} layers",
+                hint=f"the end is excluded: the last layer is in `{start}..{count}`",
+                output=output.name,
                 rule=number,
                 layers=count,
             )
 
 
-def _a_name(checkpoint: Checkpoint) -> str:
-    return max(checkpoint.tensors, key=lambda name: name.count("."))
+def _useless_rule(
+    output: Output, where: str, number: int, rule: Rule, count: int, tensors: Sequence[tuple[str, int | None]]
+) -> PlanError:
+    wanted = f"`match` {', '.join(rule.match)}" if rule.match else ""
+    ranged = f"`layers` {rule.layers[0]}..{rule.layers[1]}" if rule.layers else ""
+    name = max((name for name, _ in tensors), key=lambda name: name.count("."), default="")
+    return PlanError(
+        f"{where} matches no tensor: {' and '.join(part for part in (wanted, ranged) if part)}",
+        hint=f"there are {count} layers and names such as `{name}`",
+        output=output.name,
+        rule=number,
+    )
 
 
-def _checkpoint_notes(family: Family) -> list[str]:
-    return [f"{source}: {note}" for source, checkpoint in family.checkpoints.items() for note in checkpoint.notes]
+def _checkpoint_notes(sources: Mapping[str, Checkpoint]) -> list[str]:
+    return [f"{source}: {note}" for source, checkpoint in sources.items() for note in checkpoint.notes]
 
 
 def _with_costs(plan: OutputPlan) -> OutputPlan:

@@ -12,6 +12,7 @@ from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.mergefile.schema import Output
 from mergepipe.operators.contract import Operator, Prepared, TensorParams
 from mergepipe.plan.layout import ShardLayout
+from mergepipe.plan.parts import Part
 
 
 class Decision(enum.Enum):
@@ -24,11 +25,50 @@ class Decision(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraRef:
+    """The stored factors that a slot's values are computed from (`mergepipe.checkpoints.lowrank.lora_rows`).
+
+    Attributes
+    ----------
+    a, b
+        The factors, ``(r, n)`` and ``(m, r)``: the delta is ``scaling * (b @ a)``, ``(m, n)``.
+    transposed
+        Whether the delta is transposed to ``(n, m)`` (fan-in-fan-out layers and embeddings).
+    on
+        The tensor that the delta is added to where the slot's *value* is needed; None where the delta itself is what
+        the operator uses: it works on deltas, and the adapter applies to the output's base.
+    """
+
+    a: InputRef
+    b: InputRef
+    scaling: float
+    transposed: bool
+    on: InputRef | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputRef:
-    """A tensor of a source that an output tensor reads."""
+    """A tensor of a source that an output tensor reads.
+
+    Attributes
+    ----------
+    info
+        Its name in the source's own file, which may differ from the output tensor's. With ``lora`` it is the tensor
+        that the factors stand for: name, dtype and shape of the one that they apply to, and no bytes of its own.
+    lora
+        The stored factors, where there is no stored tensor.
+    """
 
     source: str
     info: TensorInfo
+    lora: LoraRef | None = None
+
+    @property
+    def stored(self) -> tuple[InputRef, ...]:
+        """The stored tensors that it is made of: itself, or factors and what their product is added to."""
+        if self.lora is None:
+            return (self,)
+        return (self.lora.a, self.lora.b, *([self.lora.on] if self.lora.on is not None else []))
 
     def grid(self, geometry: Geometry) -> BlockGrid:
         """Return the block grid of this input (the same rows as the output's, in bytes of its own dtype)."""
@@ -54,6 +94,8 @@ class TensorPlan:
     base_source
         The source whose reads count as base reads: the declared base, also where it is listed as an expert. None
         without one.
+    part, layer
+        The output's part (slice) that makes it, and its layer in the output; None outside the layers.
     params, prepared
         The resolved parameters, and what the operator made of them.
     work
@@ -72,6 +114,8 @@ class TensorPlan:
     experts: tuple[InputRef | None, ...]
     operator: Operator
     base_source: str | None
+    part: int
+    layer: int | None
     params: TensorParams
     prepared: Prepared
     work: str
@@ -82,6 +126,11 @@ class TensorPlan:
     def slots(self) -> tuple[InputRef | None, ...]:
         """The base and the experts in one row: slot 0 and slots 1 to n."""
         return (self.base, *self.experts)
+
+    @property
+    def uses_base(self) -> bool:
+        """Whether a base is an input of the formula."""
+        return self.operator.uses_base and self.base_source is not None
 
     def is_expert(self, ref: InputRef) -> bool:
         """Return whether reading this input counts as an expert read: the base listed as an expert does not."""
@@ -103,15 +152,31 @@ class TensorPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerOrigin:
+    """Which layer of which source a layer of an output is made in the place of."""
+
+    source: str
+    layer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPlan:
     """The plan of one output: what is read, what is computed, and where it goes.
 
     Attributes
     ----------
+    operator
+        The output's; a slice may have another one, see `TensorPlan.operator`.
+    parts
+        One per slice; a single one without slices.
     tensors
         In natural name order.
     sources
         The checkpoints that it uses, by source name: the base first, then experts in expert order.
+    definer
+        The source whose config the output takes, and without slices its tensors too.
+    stack
+        With slices, where each layer comes from; otherwise empty: the layers are the definer's.
     layout
         How the tensors are distributed over shards.
     decisions
@@ -127,9 +192,11 @@ class OutputPlan:
     output: Output
     operator: Operator
     geometry: Geometry
+    parts: tuple[Part, ...]
     tensors: tuple[TensorPlan, ...]
     sources: Mapping[str, Checkpoint]
     definer: str
+    stack: tuple[LayerOrigin, ...]
     layout: ShardLayout
     decisions: tuple[str, ...]
     notes: tuple[str, ...]
@@ -139,19 +206,21 @@ class OutputPlan:
 
     def expert_cost(self, tensor: TensorPlan, slot: InputRef) -> tuple[int, int]:
         """Return the (bytes, blocks) that a full read takes of an expert for a merged tensor; (0, 0) for the base."""
-        if tensor.decision is not Decision.MERGE or slot is tensor.base or not tensor.is_expert(slot):
+        if tensor.decision is not Decision.MERGE or slot is tensor.base:
             return 0, 0
-        return _cost(slot, 0, tensor.merged_blocks(self.geometry), self.geometry)
+        stop = tensor.merged_blocks(self.geometry)
+        blocks = min(stop, slot.grid(self.geometry).count) if tensor.is_expert(slot) else 0
+        return sum(_bytes(slot, ref, 0, stop, self.geometry) for ref in slot.stored if tensor.is_expert(ref)), blocks
 
     def base_cost(self, tensor: TensorPlan, slot: InputRef) -> int:
         """Return the bytes that a full read takes of the base for a merged tensor; 0 for an expert."""
         if tensor.decision is not Decision.MERGE:
             return 0
-        layout = tensor.grid(self.geometry)
-        if slot is tensor.base and not tensor.operator.uses_base:  # only for the rows behind the common ones
+        layout, first, is_base = tensor.grid(self.geometry), 0, slot is tensor.base
+        if is_base and not tensor.uses_base:  # only for the rows behind the common ones
             first = (tensor.common_rows or 0) // layout.block_rows
-            return _cost(slot, first, layout.count, self.geometry)[0]
-        return _cost(slot, 0, layout.count, self.geometry)[0] if not tensor.is_expert(slot) else 0
+        stored = [ref for ref in slot.stored if is_base or not tensor.is_expert(ref)]
+        return sum(_bytes(slot, ref, first, layout.count, self.geometry) for ref in stored)
 
     @property
     def blocks(self) -> int:
@@ -163,10 +232,13 @@ class OutputPlan:
         return ref.source != self.output.base
 
 
-def _cost(slot: InputRef, first: int, stop: int, geometry: Geometry) -> tuple[int, int]:
-    """Return the (bytes, blocks) of a range of an input's blocks, as far as it has them."""
-    layout = slot.grid(geometry)
+def _bytes(slot: InputRef, ref: InputRef, first: int, stop: int, geometry: Geometry) -> int:
+    """Return the bytes of a stored part of a slot that a range of the slot's blocks takes, as far as it has them.
+
+    The factors of an adapter are read whole, once, whatever the range.
+    """
+    layout = ref.grid(geometry)
+    if slot.lora is not None and ref is not slot.lora.on:
+        return layout.nbytes if first < min(stop, slot.grid(geometry).count) else 0
     stop = min(stop, layout.count)
-    if first >= stop:
-        return 0, 0
-    return layout.byte_range(stop - 1)[1] - layout.byte_range(first)[0], stop - first
+    return layout.byte_range(stop - 1)[1] - layout.byte_range(first)[0] if first < stop else 0

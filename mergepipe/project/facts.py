@@ -49,20 +49,29 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class PublishedRecord(msgspec.Struct, frozen=True):
-    """What the catalog keeps of a published output: its facts, its lock entry, and its content counts."""
+    """What the catalog keeps of an output that was built: its facts, its lock entry, and its content counts.
+
+    ``blocks`` are the packed block digests of its tensors, kept where other outputs are made from it: they are needed
+    also when its packs are gone.
+    """
 
     facts: Facts
     lock: str
     expert_blocks: dict[str, int]
+    blocks: dict[str, bytes] = {}  # msgspec copies it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownOutput:
-    """What was published into an output's directory before."""
+    """What was published into an output's directory before, or built before of one that is not published."""
 
     key: bytes
     files: PublishedFiles
     record: PublishedRecord
+
+    def record_with(self, blocks: Mapping[str, bytes]) -> bytes:
+        """Return the catalog's form of its record with the block digests of its tensors."""
+        return msgspec.msgpack.encode(msgspec.structs.replace(self.record, blocks=dict(blocks)))
 
 
 def current_facts(
@@ -118,9 +127,11 @@ def changed_facts(old: Facts, new: Facts) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def encode_published(facts: Facts, files: PublishedFiles, lock: str, expert_blocks: dict[str, int]) -> Published:
-    """Return the catalog's form of a published output."""
-    record = PublishedRecord(facts=facts, lock=lock, expert_blocks=expert_blocks)
+def encode_published(
+    facts: Facts, files: PublishedFiles, lock: str, expert_blocks: Mapping[str, int], blocks: Mapping[str, bytes]
+) -> Published:
+    """Return the catalog's form of an output that was built; ``files`` are those in its directory, if it has one."""
+    record = PublishedRecord(facts=facts, lock=lock, expert_blocks=dict(expert_blocks), blocks=dict(blocks))
     return Published(key=facts.key(), files=encode_files(files), record=msgspec.msgpack.encode(record))
 
 
@@ -134,7 +145,10 @@ def encode_files(files: PublishedFiles) -> bytes:
 
 
 def known_output(catalog: Catalog, directory: Path) -> KnownOutput | None:
-    """Return what was published into a directory before, or None if that is not known or of another version."""
+    """Return what was published into a directory before, or None if that is not known or of another version.
+
+    An output that is not published has a place of its own (`mergepipe.project.stages.record_place`) and no files.
+    """
     published = catalog.published(directory)
     if published is None:
         return None

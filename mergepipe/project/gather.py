@@ -12,10 +12,12 @@ from mergepipe.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.errors import MergefileError, MergepipeError, PublishError, raise_collected
 from mergepipe.fsio.identity import settle
+from mergepipe.mergefile.checks import references
 from mergepipe.mergefile.schema import Mergefile, Output
 from mergepipe.operators.registry import operator
 from mergepipe.plan.output import plan_output
 from mergepipe.plan.values import OutputPlan
+from mergepipe.project.stages import Plans, Stage, make_stage, record_place
 from mergepipe.publish.directory import check_place
 
 
@@ -43,15 +45,38 @@ def select_outputs(mergefile: Mergefile, names: Sequence[str]) -> tuple[Output, 
     return tuple(output for name, output in mergefile.outputs.items() if not names or name in names)
 
 
+def with_stages(mergefile: Mergefile, outputs: Iterable[Output]) -> tuple[Output, ...]:
+    """Return these outputs and all outputs that they refer to, each behind those; else in the Mergefile's order."""
+    found: dict[str, Output] = {}
+    waiting = [*outputs][::-1]
+    while waiting:
+        needed = [mergefile.outputs[name] for name in _stages_of(mergefile, waiting[-1]) if name not in found]
+        if needed:
+            waiting += needed[::-1]
+            continue
+        output = waiting.pop()
+        found[output.name] = output
+    return tuple(found.values())
+
+
+def _stages_of(mergefile: Mergefile, output: Output) -> list[str]:
+    """Return the outputs that an output refers to, in the Mergefile's order."""
+    named = {name for name, _ in references(output)}
+    return [name for name in mergefile.outputs if name in named]
+
+
 def open_sources(mergefile: Mergefile, outputs: Iterable[Output]) -> dict[str, Checkpoint]:
-    """Open every checkpoint that these outputs name; headers are read, weights are not.
+    """Open every checkpoint that these outputs, and the outputs that they refer to, are made from.
+
+    Headers are read, weights are not.
 
     Raises
     ------
     SourceError
         For sources that cannot be read; several are raised together.
     """
-    names = dict.fromkeys(name for output in outputs for name in _named(output))
+    named = dict.fromkeys(name for output in with_stages(mergefile, outputs) for name, _ in references(output))
+    names = [name for name in named if name in mergefile.sources]
     checkpoints: dict[str, Checkpoint] = {}
     errors: list[MergepipeError] = []
     for name in names:
@@ -77,39 +102,57 @@ def _open_settled(path: Path, name: str, shown: str | None) -> Checkpoint:
     return open_checkpoint(path, label=name, shown=shown)
 
 
-def _named(output: Output) -> Iterable[str]:
-    if output.base is not None:
-        yield output.base
-    for expert in output.experts:
-        yield expert.source
-    if output.write.tokenizer is not None:
-        yield output.write.tokenizer
-
-
 def make_plans(
-    outputs: Iterable[Output], checkpoints: Mapping[str, Checkpoint], geometry: Geometry
-) -> tuple[OutputPlan, ...]:
-    """Plan these outputs.
+    mergefile: Mergefile, outputs: Iterable[Output], checkpoints: Mapping[str, Checkpoint], geometry: Geometry
+) -> Plans:
+    """Plan these outputs, and those that they are made from: all of them before a weight of any is read.
+
+    Parameters
+    ----------
+    checkpoints
+        The opened sources.
 
     Raises
     ------
-    PlanError
-        For everything that does not fit, of all outputs together.
+    MergepipeError
+        For everything that does not fit, of all outputs together; what is made from an output that cannot be planned
+        is left out.
     """
-    plans = []
+    outputs = tuple(outputs)
+    ordered = with_stages(mergefile, outputs)
+    stages: dict[str, Stage] = {}
+    plans: dict[str, OutputPlan] = {}
     errors: list[MergepipeError] = []
-    for output in outputs:
+    used = {name for output in ordered for name in _stages_of(mergefile, output)}
+    for output in ordered:
+        if not plans.keys() >= {*_stages_of(mergefile, output)}:
+            continue
+        known = {**checkpoints, **{name: stage.checkpoint for name, stage in stages.items()}}
         try:
-            plans.append(plan_output(output, operator(output.operator), checkpoints, geometry))
+            plan = plan_output(output, operator, known, geometry)
+            if output.name in used:
+                stages[output.name] = make_stage(plan, mergefile, checkpoints, stages)
+            plans[output.name] = plan
         except MergepipeError as error:
             errors.append(error)
     raise_collected(errors)
-    return tuple(plans)
+    return Plans(
+        mergefile=mergefile,
+        checkpoints=checkpoints,
+        stages=stages,
+        plans=_to_build(plans, {output.name for output in outputs}),
+    )
 
 
-def target_of(mergefile: Mergefile, output: Output) -> Path:
-    """Return the absolute, normalised directory of an output."""
-    return Path(os.path.normpath(mergefile.output_path(output.name)))
+def _to_build(plans: dict[str, OutputPlan], wanted: set[str]) -> tuple[OutputPlan, ...]:
+    """Return the plans of the outputs that were asked for and of those whose weights they are made from.
+
+    One that gives no more than its tokenizer need not be built for that.
+    """
+    for name in reversed(plans):  # what an output is made from stands before it
+        if name in wanted:
+            wanted |= plans[name].sources.keys() & plans.keys()
+    return tuple(plan for name, plan in plans.items() if name in wanted)
 
 
 def check_targets(
@@ -118,7 +161,7 @@ def check_targets(
     checkpoints: Mapping[str, Checkpoint],
     cache: Path,
 ) -> None:
-    """Check that every output has a place of its own: no file, and no part of a source, the project or the cache.
+    """Check that every published output has a place of its own: no file, no part of a source, the project or the cache.
 
     Raises
     ------
@@ -127,7 +170,9 @@ def check_targets(
     """
     errors: list[MergepipeError] = []
     for output in outputs:
-        target = target_of(mergefile, output)
+        if not output.publish:
+            continue
+        target = record_place(mergefile, output)
         try:
             _check_overlap(target, output.name, mergefile.root, checkpoints, cache)
             check_place(target)

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.errors import LockDiffersError
 from mergepipe.fsio.durable import drop_temporary, replace_file
 from mergepipe.lockfile.assemble import locked_source
 from mergepipe.lockfile.compare import Difference, compare_locks, declared_differences, render_differences
 from mergepipe.lockfile.records import LockedOutput, Lockfile
 from mergepipe.lockfile.writer import render_lock
-from mergepipe.mergefile.schema import Mergefile
+from mergepipe.project.stages import Plans
 
 
 def next_lock(
-    old: Lockfile | None,
-    mergefile: Mergefile,
-    outputs: Sequence[LockedOutput],
-    checkpoints: Mapping[str, Checkpoint],
-    index: SourceIndex,
-    geometry: int,
+    old: Lockfile | None, outputs: Sequence[LockedOutput], plans: Plans, index: SourceIndex, geometry: int
 ) -> Lockfile:
-    """Return the lock after a build: entries of outputs that were not built stay as they are."""
+    """Return the lock after a build: entries of outputs that were not built stay as they are.
+
+    An output that another is made from has its own entry, and none among the sources.
+    """
+    mergefile, checkpoints = plans.mergefile, plans.checkpoints
     built = {output.name: output for output in outputs}
     kept = [o for o in (old.outputs if old else ()) if o.name in mergefile.outputs and o.name not in built]
     entries = [*built.values(), *kept]
-    fresh = {name for output in built.values() for name in output.sources}
+    fresh = {name for output in built.values() for name in output.sources if name in mergefile.sources}
     sources = [
         locked_source(mergefile.sources[name], checkpoints[name], index.digest(name)) for name in sorted(fresh)
     ]

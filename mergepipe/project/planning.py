@@ -25,7 +25,7 @@ def planned_output(plan: OutputPlan, workers: int, memory: int | None, rate: flo
     moved = plan.expert_bytes + plan.base_bytes + plan.layout.total_size
     return PlannedOutput(
         name=plan.output.name,
-        path=plan.output.path,
+        path=plan.output.path if plan.output.publish else None,
         operator=plan.output.operator,
         digest=format_digest(plan_digest(plan)),
         tensors=len(plan.tensors),

@@ -34,7 +34,8 @@ class OutputReport:
     state
         ``built`` or ``unchanged``.
     path, digest
-        The output directory as the Mergefile says, and the digest of its tensors.
+        The output directory as the Mergefile says (None for an output that is not published), and the digest of its
+        tensors.
     expert_bytes
         ``full``, ``planned``, ``read``: bytes of expert blocks of a full read, of the access set, and really read.
     blocks
@@ -47,7 +48,7 @@ class OutputReport:
 
     name: str
     state: str
-    path: str
+    path: str | None
     digest: str
     operator: str
     expert_bytes: Mapping[str, int]
@@ -101,6 +102,8 @@ class PlannedOutput:
 
     Attributes
     ----------
+    path
+        The output directory; None for an output that is not published.
     tensors
         How many tensors the output has.
     experts
@@ -112,7 +115,7 @@ class PlannedOutput:
     """
 
     name: str
-    path: str
+    path: str | None
     operator: str
     digest: str
     tensors: int
@@ -171,13 +174,15 @@ class OutputStatus:
     ----------
     state
         ``up-to-date``, ``stale``, or ``unbuilt``.
+    path
+        Its directory; None for an output that is not published.
     reasons
         Why it is not up to date, in words.
     """
 
     name: str
     state: str
-    path: str
+    path: str | None
     reasons: tuple[str, ...]
 
     def as_json(self) -> Json:

@@ -13,7 +13,6 @@ from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.maintenance import cache_info, prune
 from mergepipe.cache.packs import PackStore
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.fsio.locks import exclusive
@@ -24,8 +23,9 @@ from mergepipe.mergefile.schema import Output
 from mergepipe.operators.registry import signatures
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
-from mergepipe.project import locking
-from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs, target_of
+from mergepipe.project import locking, publication
+from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs, with_stages
+from mergepipe.project.levels import LevelBuilder, introduce
 from mergepipe.project.planning import planned_output
 from mergepipe.project.reports import (
     BuildReport,
@@ -35,7 +35,7 @@ from mergepipe.project.reports import (
     PruneReport,
     StatusReport,
 )
-from mergepipe.publish.directory import check_target
+from mergepipe.project.stages import Plans
 from mergepipe.reporting import Reporter, SilentReporter
 
 CACHE_DIRECTORY = ".mergecache"
@@ -111,7 +111,7 @@ class Project:
     # --- commands -------------------------------------------------------------------------------------------------
 
     def build(self, outputs: Sequence[str] = (), *, locked: bool = False, force: bool = False) -> BuildReport:
-        """Build outputs (all of them by default) and update the lock.
+        """Build outputs (all of them by default) and what they are made from, and update the lock.
 
         Parameters
         ----------
@@ -129,39 +129,42 @@ class Project:
         selected = select_outputs(self.mergefile, outputs)
         if locked and not self.lock_path.exists():
             locking.refuse_changes(None, _EMPTY_LOCK, self.lock_path, self.mergefile.root)
-        checkpoints, plans = self._plans(selected)
+        plans = self._plans(selected)
         if not self._layout.catalog.exists():  # nothing is known of any output: refuse before anything is written
-            for output in selected:
-                check_target(target_of(self.mergefile, output), force=force)
+            publication.check_new(plans, force=force)
         with self._writing() as (catalog, waited):
             if waited:  # another build may have written what was looked at before
-                checkpoints, plans = self._plans(selected)
+                plans = self._plans(selected)
             old = read_lock(self.lock_path)
-            for output in selected:
-                steps.take_over(target_of(self.mergefile, output), catalog, force=force)
-            index = SourceIndex(catalog, checkpoints, self._geometry)
-            prepared = [steps.prepare(plan, self.mergefile, checkpoints, index, catalog) for plan in plans]
+            publication.take_over(plans, catalog, force=force)
+            index = plans.index(catalog, self._geometry)
+            packs = PackStore(catalog, self._geometry)
+            builder = LevelBuilder(
+                plans, catalog, packs, index, lambda some: self._run_engine(some, catalog, packs, index), self._reporter
+            )
 
             def lock_with(entries: Sequence[LockedOutput]) -> Lockfile:
-                return locking.next_lock(old, self.mergefile, entries, checkpoints, index, self._geometry.id)
+                return locking.next_lock(old, entries, plans, index, self._geometry.id)
 
-            prepared = [steps.recheck_published(p, catalog) for p in prepared]
-            prepared = [steps.check_names(p, force=force) for p in prepared]
+            prepared: dict[str, steps.Prepared] = {}
+            for plan in plans.plans:
+                found = steps.recheck_published(steps.prepare(plan, plans, index, catalog), catalog)
+                prepared[plan.output.name] = publication.check_names(found, force=force)
+                builder.introduce(found)
             if locked:
-                new = lock_with([p.declared for p in prepared])
+                new = lock_with([p.declared for p in prepared.values()])
                 locking.refuse_declared_changes(old, new, self.lock_path, self.mergefile.root)
-            packs = PackStore(catalog, self._geometry)
-            ready = self._bring_about(prepared, catalog, packs, index)
+            ready = self._bring_about(prepared, builder, catalog, index)
             new = lock_with([r.locked for r in ready])
             if locked:
                 locking.refuse_changes(old, new, self.lock_path, self.mergefile.root)
             for made in ready:
-                steps.publish(made, self.mergefile, index, catalog, packs, force=force)
+                publication.publish(made, plans, index, catalog, packs, force=force)
             changed = locking.write_lock(self.lock_path, old, new)
         return BuildReport(
             lock_path=self.lock_path.name,
             lock_changed=changed,
-            outputs={r.prepared.plan.output.name: steps.report(r, started) for r in ready},
+            outputs={r.prepared.name: steps.report(r, started) for r in ready},
         )
 
     def plan(self, outputs: Sequence[str] = ()) -> PlanReport:
@@ -172,26 +175,28 @@ class Project:
         MergepipeError
             For everything that a build would refuse before it reads weights.
         """
-        _, plans = self._plans(select_outputs(self.mergefile, outputs))
+        plans = self._plans(select_outputs(self.mergefile, outputs))
         with self._reading() as catalog:
             rate = catalog.throughput()
             return PlanReport(
-                outputs={p.output.name: planned_output(p, self._workers, self._memory, rate) for p in plans}
+                outputs={p.output.name: planned_output(p, self._workers, self._memory, rate) for p in plans.plans}
             )
 
     def status(self, outputs: Sequence[str] = ()) -> StatusReport:
         """Return which outputs are what a build would make, and why the others are not; reads no weights."""
         selected = select_outputs(self.mergefile, outputs)
         old = read_lock(self.lock_path)
-        checkpoints = open_sources(self.mergefile, selected)
-        plans = make_plans(selected, checkpoints, self._geometry)
+        plans = make_plans(self.mergefile, selected, open_sources(self.mergefile, selected), self._geometry)
         with self._reading() as catalog:
-            index = SourceIndex(catalog, checkpoints, self._geometry)
-            prepared = [steps.prepare(plan, self.mergefile, checkpoints, index, catalog) for plan in plans]
-            statuses = {p.plan.output.name: _status(p) for p in prepared}
+            index = plans.index(catalog, self._geometry)
+            prepared = []
+            for plan in plans.plans:  # what an output is made from stands before it
+                prepared.append(steps.prepare(plan, plans, index, catalog))
+                introduce(prepared[-1], plans, index)
+            statuses = {p.name: _status(p) for p in prepared}
             verified = all(p.unchanged for p in prepared)
             entries = [steps.ready_unchanged(p, self.lock_path).locked if verified else p.declared for p in prepared]
-            new = locking.next_lock(old, self.mergefile, entries, checkpoints, index, self._geometry.id)
+            new = locking.next_lock(old, entries, plans, index, self._geometry.id)
             lock_state = locking.lock_state(old, new, verified=verified)
         return StatusReport(lock_path=self.lock_path.name, lock_state=lock_state, outputs=statuses)
 
@@ -216,41 +221,39 @@ class Project:
     # --- parts ----------------------------------------------------------------------------------------------------
 
     def _bring_about(
-        self, prepared: Sequence[steps.Prepared], catalog: Catalog, packs: PackStore, index: SourceIndex
+        self,
+        prepared: Mapping[str, steps.Prepared],
+        builder: LevelBuilder,
+        catalog: Catalog,
+        index: SourceIndex,
     ) -> list[steps.Ready]:
-        """Run the engine for the outputs that are not what they should be; the order stays."""
-        pending = [p for p in prepared if not p.unchanged]
-        for p in pending:
-            for message in (*p.plan.notes, *p.plan.decisions):
-                self._reporter.note(message)
+        """Build the outputs that are not what they should be; the order stays."""
         started = time.monotonic()
-        finished: Mapping[str, FinishedOutput] = {}
-        if pending:
-            from mergepipe.engine.run import Engine, EngineOptions  # networkx is imported only to build
-
-            options = EngineOptions(workers=self._workers, memory=self._memory)
-            engine = Engine(catalog, packs, index, self._reporter, options)
-            finished = engine.run([p.plan for p in pending])
+        looked_at = builder.build(prepared)
         seconds = time.monotonic() - started
         ready = []
-        for p in prepared:
-            done = finished.get(p.plan.output.name)
-            if done is None:
-                ready.append(steps.ready_unchanged(p, self.lock_path))
-            elif steps.is_confirmed(p, index):
-                ready.append(steps.ready_unchanged(p, self.lock_path, done.meter, seconds))
+        for name, p in looked_at.items():
+            done, took = builder.finished.get(name), builder.seconds.get(name, 0.0)
+            if done is None or p.unchanged or steps.is_confirmed(p, index):
+                ready.append(steps.ready_unchanged(p, self.lock_path, done, took))
             else:
-                ready.append(steps.ready_built(p, done, index, seconds))
+                ready.append(steps.ready_built(p, done, index, took))
         _note_throughput(catalog, ready, seconds)
         return ready
 
-    def _plans(
-        self, selected: Sequence[Output]
-    ) -> tuple[Mapping[str, Checkpoint], tuple[OutputPlan, ...]]:
+    def _run_engine(
+        self, plans: Sequence[OutputPlan], catalog: Catalog, packs: PackStore, index: SourceIndex
+    ) -> Mapping[str, FinishedOutput]:
+        from mergepipe.engine.run import Engine, EngineOptions  # networkx is imported only to build
+
+        options = EngineOptions(workers=self._workers, memory=self._memory)
+        return Engine(catalog, packs, index, self._reporter, options).run(plans)
+
+    def _plans(self, selected: Sequence[Output]) -> Plans:
         """Open the sources of these outputs and plan them; everything that can be refused early is refused here."""
         checkpoints = open_sources(self.mergefile, selected)
-        check_targets(self.mergefile, selected, checkpoints, self._layout.root)
-        return checkpoints, make_plans(selected, checkpoints, self._geometry)
+        check_targets(self.mergefile, with_stages(self.mergefile, selected), checkpoints, self._layout.root)
+        return make_plans(self.mergefile, selected, checkpoints, self._geometry)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[tuple[Catalog, bool]]:
@@ -286,9 +289,9 @@ _EMPTY_LOCK = Lockfile(geometry=GEOMETRY_1.id, sources=(), outputs=())
 def _status(prepared: steps.Prepared) -> OutputStatus:
     never = prepared.known is None
     return OutputStatus(
-        name=prepared.plan.output.name,
+        name=prepared.name,
         state="unbuilt" if never else "stale" if prepared.reasons else "up-to-date",
-        path=prepared.plan.output.path,
+        path=prepared.plan.output.path if prepared.plan.output.publish else None,
         reasons=prepared.reasons,
     )
 

@@ -9,7 +9,8 @@ from support.checkpoints import random_tensors
 from support.projects import SmallProject
 
 from mergepipe.engine import run as engine_run
-from mergepipe.engine.job import _adjacent, _progress
+from mergepipe.engine.job import _progress
+from mergepipe.engine.reader import _adjacent
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.work import Group, Job, jobs_of
 

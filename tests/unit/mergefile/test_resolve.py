@@ -9,12 +9,16 @@ from hypothesis import strategies as st
 from unit.mergefile.helpers import output
 from unit.mergefile.signatures import LINEAR, SIGNATURES
 
-from mergepipe.mergefile.resolve import Resolver, interpolate, resolve, rule_matches, unmatched_rules
+from mergepipe.mergefile.resolve import Resolver, interpolate, rule_matches, unmatched_rules
 from mergepipe.mergefile.schema import ExpertRef, Output, Rule
 from mergepipe.signatures import BasePolicy, OperatorSignature, ParamKind, ParamSpec, Scope
 
 TENSOR = "model.layers.1.self_attn.q_proj.weight"
 ARITHMETIC = '[outputs.m]\noperator = "task_arithmetic"\nbase = "base"\n'
+
+
+def resolve(made, signature, tensor, layer, layer_count):
+    return Resolver(made, signature, layer_count).resolve(tensor, layer)
 
 
 def resolved(body, tensor=TENSOR, layer=1, layer_count=4):
@@ -136,13 +140,6 @@ def test_a_gradient_between_equal_anchors_is_that_value_exactly(anchor, place):
     assert interpolate((anchor, anchor, anchor), *place) == anchor
 
 
-class Layers:
-    """Layers by the digit in a name."""
-
-    def index(self, name):
-        return next((int(part) for part in name.split(".") if part.isdigit()), None)
-
-
 def test_rules_that_are_for_no_tensor_are_found():
     rules = (
         Rule(match=("*.mlp.*",)),
@@ -151,18 +148,8 @@ def test_rules_that_are_for_no_tensor_are_found():
         Rule(layers=(7, 9)),
         Rule(match=("*.mlp.*",), layers=(5, 6)),
     )
-    made = Output(name="m", operator="linear", experts=(ExpertRef(source="a"),), path="x", rules=rules)
-    names = ["model.layers.0.mlp.w", "model.layers.5.self_attn.w", "model.norm.weight"]
-    assert unmatched_rules(made, iter(names), Layers()) == (rules[1], rules[3], rules[4])
-
-
-def test_an_equal_output_made_later_is_resolved_on_its_own():
-    first = output(ARITHMETIC + RULES)
-    second = output(ARITHMETIC + RULES.replace("0.8", "0.3"))
-    signature = SIGNATURES["task_arithmetic"]
-    assert resolve(first, signature, TENSOR, 1, 4).experts[0]["weight"] == 0.8
-    assert resolve(second, signature, TENSOR, 1, 4).experts[0]["weight"] == 0.3
-    assert resolve(second, LINEAR, TENSOR, 1, 4).params["normalize"] is True
+    tensors = [("model.layers.0.mlp.w", 0), ("model.layers.5.self_attn.w", 5), ("model.norm.weight", None)]
+    assert unmatched_rules(rules, iter(tensors)) == (rules[1], rules[3], rules[4])
 
 
 def test_tensors_with_the_same_rules_share_their_result():
@@ -173,9 +160,10 @@ def test_tensors_with_the_same_rules_share_their_result():
 def test_thousands_of_tensors_with_dozens_of_rules_are_quick():
     rules = "".join(f'[[outputs.m.rules]]\nmatch = "*.{n}.*"\nparams.weight = 0.{n + 1}\n' for n in range(40))
     found = output(ARITHMETIC + 'experts = ["math", { source = "code", weight = [0, 1] }]\n' + rules)
+    resolver = Resolver(found, SIGNATURES["task_arithmetic"], 80)
     started = time.process_time()
     for number in range(5000):
-        resolve(found, SIGNATURES["task_arithmetic"], f"model.layers.{number % 80}.x.weight", number % 80, 80)
+        resolver.resolve(f"model.layers.{number % 80}.x.weight", number % 80)
     assert time.process_time() - started < 3.0
 
 

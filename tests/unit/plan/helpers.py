@@ -17,8 +17,8 @@ def plan(project: SmallProject, output: str = "m") -> OutputPlan:
     """Return the plan of one output."""
     mergefile = project.open().mergefile
     selected = select_outputs(mergefile, [output])
-    (found,) = make_plans(selected, open_sources(mergefile, selected), project.geometry)
-    return found
+    plans = make_plans(mergefile, selected, open_sources(mergefile, selected), project.geometry).plans
+    return next(found for found in plans if found.output.name == output)
 
 
 def tensor(project: SmallProject, name: str, output: str = "m") -> TensorPlan:

@@ -1,0 +1,1 @@
+"""Parity with mergekit: `python -m benchmarks.parity --help`."""

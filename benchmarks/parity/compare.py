@@ -1,0 +1,127 @@
+"""How far apart two results are: in units in the last place of the output, and in those of what was merged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_BITS = {2: np.int16, 4: np.int32}
+ROUNDING = 4.0  # units in the last place of the largest input: what a few float32 operations may be off
+
+
+def ulps(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    """Return how many values of their dtype lie between two arrays, element by element; zeros of any sign are equal."""
+
+    def ordered(array: np.ndarray) -> np.ndarray:
+        bits = array.view(_BITS[array.dtype.itemsize]).astype(np.int64)
+        smallest = -(1 << (8 * array.dtype.itemsize - 1))
+        return np.where(bits < 0, smallest - bits, bits)
+
+    return np.abs(ordered(one) - ordered(two))
+
+
+def _output_spacing(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the unit in the last place of the output's dtype at these magnitudes."""
+    if dtype == np.float16:
+        return np.spacing(np.abs(values).astype(np.float16)).astype(np.float64)
+    return spacing(values) * (2.0**16 if dtype.itemsize == 2 else 1.0)
+
+
+def spacing(values: np.ndarray) -> np.ndarray:
+    """Return the unit in the last place of float32 at these magnitudes, in float64."""
+    return np.spacing(np.abs(values).astype(np.float32)).astype(np.float64)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Counts of elements over some tensors.
+
+    Attributes
+    ----------
+    histogram
+        Elements by ulp distance in the output dtype: 0, 1, 2, 4, ... (the lower end of a power of two).
+    undecided
+        Elements that differ where equal magnitudes are torn apart by a threshold, or where rounding decides.
+    deliberate
+        Elements of tensors for which our definition is another one, on purpose, see `exact.by_design`.
+    rounding
+        Elements that differ by more than 1 ulp and by no more than `ROUNDING` units of the largest input.
+    nearer
+        Elements that differ by more, where ours is nearer to the exact value than mergekit's.
+    unexplained
+        All others.
+    """
+
+    elements: int = 0
+    equal: int = 0
+    one: int = 0
+    undecided: int = 0
+    deliberate: int = 0
+    rounding: int = 0
+    nearer: int = 0
+    unexplained: int = 0
+    largest: int = 0
+    scaled: float = 0.0
+    ours_off: float = 0.0
+    theirs_off: float = 0.0
+    histogram: Counter[int] = field(default_factory=Counter)
+    worst: list[str] = field(default_factory=list)
+
+    def add(self, other: Comparison) -> None:
+        """Add the counts of another comparison."""
+        for name in ("elements", "equal", "one", "undecided", "deliberate", "rounding", "nearer", "unexplained"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("largest", "scaled", "ours_off", "theirs_off"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        self.histogram.update(other.histogram)
+        self.worst += other.worst
+
+
+def compare(
+    label: str,
+    ours: np.ndarray,
+    theirs: np.ndarray,
+    inputs: Sequence[np.ndarray],
+    exact: np.ndarray,
+    undecided: np.ndarray,
+    *,
+    deliberate: bool = False,
+) -> Comparison:
+    """Compare one tensor, given what went in, the exact values, and where there is a choice."""
+    found = Comparison(elements=ours.size)
+    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+        raise SystemExit(f"{label}: {ours.dtype}{ours.shape} against {theirs.dtype}{theirs.shape}")
+    distance = ulps(ours, theirs)
+    if deliberate:
+        found.equal = int((distance == 0).sum())
+        found.deliberate = found.elements - found.equal
+        return found
+    for bucket, count in zip(*np.unique(np.where(distance, _floor_power(distance), 0), return_counts=True), strict=True):
+        found.histogram[int(bucket)] += int(count)
+    scale = spacing(np.max([np.abs(array.astype(np.float32)) for array in inputs] + [np.abs(exact)], axis=0))
+    wide, other = ours.astype(np.float64), theirs.astype(np.float64)
+    scale = np.maximum(scale, _output_spacing(exact, ours.dtype))
+    apart, off, their_off = np.abs(wide - other) / scale, np.abs(wide - exact) / scale, np.abs(other - exact) / scale
+    rest = ~((distance <= 1) | undecided)
+    near, nearer = rest & (apart <= ROUNDING), rest & (apart > ROUNDING) & (off < their_off) & (off <= 2 * ROUNDING)
+    bad = rest & ~near & ~nearer
+    found.equal, found.one = int((distance == 0).sum()), int((distance == 1).sum())
+    found.undecided = int((undecided & (distance > 1)).sum())
+    found.rounding, found.nearer, found.unexplained = int(near.sum()), int(nearer.sum()), int(bad.sum())
+    if (~undecided).any():
+        found.largest = int(distance[~undecided].max())
+        found.scaled, found.ours_off, found.theirs_off = (float(x[~undecided].max()) for x in (apart, off, their_off))
+    if bad.any():
+        at = int(np.argmax(np.where(bad, apart, 0)))
+        found.worst.append(
+            f"{label}[{at}] of {ours.shape}: {bad.sum()} elements, worst {apart.flat[at]:.3g} units apart; "
+            f"ours {wide.flat[at]!r}, mergekit {other.flat[at]!r}, exact {exact.flat[at]!r}"
+        )
+    return found
+
+
+def _floor_power(distance: np.ndarray) -> np.ndarray:
+    return 2 ** np.floor(np.log2(np.maximum(distance, 1))).astype(np.int64)

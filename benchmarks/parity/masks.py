@@ -1,0 +1,66 @@
+"""Random masks: how often mergepipe keeps an element, against the probability that mergekit would keep it with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.parity.cases import Case
+from benchmarks.parity.checkpoints import Arrays
+
+GROUPS = 5
+
+
+@dataclass(slots=True)
+class Group:
+    """Elements of a like probability: how many, how many were kept, and the mean and variance that were expected."""
+
+    elements: int = 0
+    kept: int = 0
+    expected: float = 0.0
+    variance: float = 0.0
+
+    @property
+    def deviation(self) -> float:
+        """Return how many standard deviations the kept count is from its mean."""
+        return (self.kept - self.expected) / math.sqrt(self.variance) if self.variance else 0.0
+
+
+@dataclass(slots=True)
+class MaskCount:
+    """Kept elements by the fifth of the ranks in their row that their magnitude falls in (dare: one group)."""
+
+    groups: dict[int, Group] = field(default_factory=dict)
+
+    def add(self, other: MaskCount) -> None:
+        """Add other counts."""
+        for number, group in other.groups.items():
+            mine = self.groups.setdefault(number, Group())
+            mine.elements += group.elements
+            mine.kept += group.kept
+            mine.expected += group.expected
+            mine.variance += group.variance
+
+
+def count_masks(masks: Arrays, probabilities: Arrays, case: Case, sources: Mapping[str, Arrays]) -> MaskCount:
+    """Count where mergekit drew (its probabilities were recorded) and the delta is not zero."""
+    found = MaskCount()
+    experts = [source for source, _ in case.experts if source != "base"]
+    for key, chances in probabilities.items():
+        name, _, number = key.partition("|")
+        base, expert = (sources[source][name].astype(np.float32) for source in ("base", experts[int(number)]))
+        there = (base != expert).reshape(-1)
+        chance, kept = chances.reshape(-1)[there].astype(np.float64), masks[key].reshape(-1)[there] != 0
+        low, high = float(chances.min()), float(chances.max())
+        place = np.zeros(chance.shape, np.int64)
+        if case.method.startswith("della") and high > low:
+            place = np.minimum((GROUPS * (chance - low) / (high - low)).astype(np.int64), GROUPS - 1)
+        for group in range(GROUPS):
+            inside = place == group
+            p = chance[inside]
+            found.add(MaskCount({group: Group(len(p), int(kept[inside].sum()), float(p.sum()),
+                                              float((p * (1 - p)).sum()))}))  # fmt: skip
+    return found

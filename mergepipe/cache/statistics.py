@@ -1,0 +1,188 @@
+"""Statistics of blocks, kept by content: the numbers that reductions are made of.
+
+A row holds a *chunk*: the numbers of up to `CHUNK` adjacent blocks of one tensor under one statistic, each with its
+key. A value is found by its key alone; which tensor it was taken from only says where to look. Losing rows costs time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.database import seal
+from mergepipe.digest import DIGEST_SIZE
+from mergepipe.errors import CacheError, InternalError
+
+CHUNK = 64
+_KEPT_VERSIONS = 4  # rows of one chunk: enough to go back and forth between versions of an expert
+_KEPT_BYTES = 1 << 16  # of a row's data; larger rows are read again when they are gone through
+_PENDING_BYTES = 1 << 25  # of new rows in memory before they are written
+
+
+@dataclass(slots=True)
+class _Row:
+    """One chunk: in the catalog (``id``), in memory (``data``), or both."""
+
+    chunk: int
+    keys: bytes
+    sizes: tuple[int, ...]
+    data: bytes | None
+    id: int | None
+
+    def values(self, data: bytes) -> Iterator[bytes]:
+        at = 0
+        for size in self.sizes:
+            yield data[at : at + size]
+            at += size
+
+
+class StatisticStore:
+    """All statistics of a cache. New ones stay in memory until `flush`, or until there are many."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._pending: list[tuple[bytes, bytes, _Row]] = []
+        self._pending_bytes = 0
+
+    def table(self, recipe: bytes, place: bytes, count: int) -> StatisticTable:
+        """Return the numbers of one statistic for the blocks of one tensor, as far as they are known.
+
+        Parameters
+        ----------
+        recipe
+            All that the numbers depend on besides the content of the blocks.
+        place
+            The digest of the names of the source tensors: where to look.
+        count
+            How many blocks there are.
+        """
+        found = [row for r, p, row in reversed(self._pending) if (r, p) == (recipe, place)]
+        rows = self._catalog.sealed_rows(
+            "SELECT recipe, place, chunk, keys, sizes, data, id, seal FROM statistics"
+            " WHERE recipe = ? AND place = ? AND block_elements = ? ORDER BY id DESC",
+            (recipe, place, self._catalog.block_elements),
+        )
+        for _, _, chunk, keys, sizes, data, number in rows:
+            kept = data if len(data) <= _KEPT_BYTES else None
+            found.append(_Row(chunk, keys, struct.unpack(f"<{len(sizes) // 4}I", sizes), kept, number))
+        return StatisticTable(self, recipe, place, count, found)
+
+    def add(self, recipe: bytes, place: bytes, row: _Row) -> None:
+        """Take a new row."""
+        self._pending.append((recipe, place, row))
+        self._pending_bytes += len(row.data or b"")
+        if self._pending_bytes > _PENDING_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write new rows to the catalog, and forget the oldest of each chunk."""
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        if not pending:
+            return
+        with self._catalog.transaction() as db:
+            for recipe, place, row in pending:
+                row.id = db.execute(
+                    "INSERT INTO statistics (recipe, place, chunk, keys, sizes, data, id, seal, block_elements)"
+                    " VALUES (?, ?, ?, ?, ?, ?, NULL, x'', ?)",
+                    (*_columns(recipe, place, row), self._catalog.block_elements),
+                ).lastrowid
+                sealed = seal(*_columns(recipe, place, row), row.id)
+                db.execute("UPDATE statistics SET seal = ? WHERE id = ?", (sealed, row.id))
+                db.execute(
+                    "DELETE FROM statistics WHERE recipe = ? AND place = ? AND chunk = ? AND block_elements = ?"
+                    " AND id NOT IN (SELECT id FROM statistics WHERE recipe = ? AND place = ? AND chunk = ?"
+                    " AND block_elements = ? ORDER BY id DESC LIMIT ?)",
+                    (*(recipe, place, row.chunk, self._catalog.block_elements) * 2, _KEPT_VERSIONS),
+                )
+        for _, _, row in pending:
+            if len(row.data or b"") > _KEPT_BYTES:
+                row.data = None
+
+    def data(self, row: _Row) -> bytes:
+        """Return a row's data, from memory or from the catalog."""
+        if row.data is not None:
+            return row.data
+        found = self._catalog.sealed_rows(
+            "SELECT recipe, place, chunk, keys, sizes, data, id, seal FROM statistics WHERE id = ?", (row.id,)
+        )
+        if not found or found[0][3] != row.keys:
+            raise CacheError(
+                "statistics in the catalog vanished or were damaged during the build",
+                hint="run the build again; they are taken anew where they are missing",
+            )
+        data: bytes = found[0][5]
+        return data
+
+
+def _columns(recipe: bytes, place: bytes, row: _Row) -> tuple[bytes, bytes, int, bytes, bytes, bytes]:
+    assert row.data is not None, "a new row has its data in memory"
+    return recipe, place, row.chunk, row.keys, struct.pack(f"<{len(row.sizes)}I", *row.sizes), row.data
+
+
+class StatisticTable:
+    """The numbers of one statistic for the blocks of one tensor. Complete once every block was entered.
+
+    `holds` may be called from any thread; all else belongs to the thread that owns the catalog.
+    """
+
+    def __init__(self, store: StatisticStore, recipe: bytes, place: bytes, count: int, rows: Sequence[_Row]) -> None:
+        self._store = store
+        self._recipe = recipe
+        self._place = place
+        self._count = count
+        self._known: dict[bytes, tuple[_Row, int]] = {}
+        self._by_keys = {row.keys: row for row in reversed(rows)}
+        for row in rows:
+            for index in range(len(row.sizes)):
+                self._known.setdefault(row.keys[index * DIGEST_SIZE : (index + 1) * DIGEST_SIZE], (row, index))
+        self._settled: list[_Row | None] = [None] * -(-count // CHUNK)
+        self._open: dict[int, dict[int, tuple[bytes, bytes | None]]] = {}
+
+    def holds(self, key: bytes) -> bool:
+        """Return whether a block's numbers are known from earlier."""
+        return key in self._known
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block was entered."""
+        return None not in self._settled
+
+    def enter(self, block: int, key: bytes, value: bytes | None) -> None:
+        """Enter a block's key and its numbers, None where they are known from earlier."""
+        chunk, index = divmod(block, CHUNK)
+        if self._settled[chunk] is not None:
+            return
+        entries = self._open.setdefault(chunk, {})
+        entries[index] = (key, value)
+        if len(entries) == min(CHUNK, self._count - chunk * CHUNK):
+            self._settle(chunk, [entries[i] for i in range(len(entries))])
+            del self._open[chunk]
+
+    def _settle(self, chunk: int, entries: Sequence[tuple[bytes, bytes | None]]) -> None:
+        keys = b"".join(key for key, _ in entries)
+        row = self._by_keys.get(keys)
+        if row is None:
+            values = [self._earlier(key) if value is None else value for key, value in entries]
+            row = _Row(chunk, keys, tuple(map(len, values)), b"".join(values), None)
+            self._store.add(self._recipe, self._place, row)
+        self._settled[chunk] = row
+
+    def _earlier(self, key: bytes) -> bytes:
+        row, index = self._known[key]
+        start = sum(row.sizes[:index])
+        return self._store.data(row)[start : start + row.sizes[index]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the numbers of every block in order."""
+        for row in self._settled:
+            if row is None:
+                raise InternalError("statistics are gone through before all blocks were measured")
+            yield from row.values(self._store.data(row))
+
+
+def forget_statistics(catalog: Catalog) -> None:
+    """Drop all statistics; they are taken again where they are needed."""
+    with catalog.transaction() as db:
+        db.execute("DELETE FROM statistics")

@@ -1,0 +1,189 @@
+"""The passes of one group: statistics as often as its reductions ask for them, then the merge.
+
+Only the thread that runs the build calls these; what a pass is made of are jobs, which any worker may run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.cache.statistics import StatisticStore, StatisticTable
+from mergepipe.engine.hold import HoldPool
+from mergepipe.engine.work import Group, InputKey, Job, JobDone, Measure, TensorWork, jobs_of
+from mergepipe.errors import OperatorError
+from mergepipe.graph.blocks import plan_statistic
+from mergepipe.graph.reductions import key_recipe, open_table, start_reduction
+from mergepipe.operators.contract import Reducing, Statistic
+
+
+@dataclass(slots=True)
+class _Reducer:
+    """One work's reduction in the making: what it asked for last."""
+
+    work: TensorWork
+    steps: Reducing
+    wanted: tuple[Statistic, ...]
+    tables: dict[Statistic, StatisticTable] = field(default_factory=dict)
+
+
+class GroupPasses:
+    """Drives one group from reading to merged blocks.
+
+    Parameters
+    ----------
+    job_blocks
+        How many blocks a job takes.
+    """
+
+    def __init__(
+        self, group: Group, index: SourceIndex, store: StatisticStore, pool: HoldPool, job_blocks: int
+    ) -> None:
+        self.group = group
+        self._index = index
+        self._store = store
+        self._pool = pool
+        self._job_blocks = job_blocks
+        self._reducers: list[_Reducer] = []
+        self._measures: tuple[Measure, ...] = ()
+
+    @property
+    def hold_bytes(self) -> int:
+        """Bytes to keep between the passes; 0 where nothing is kept: there is one pass, or it is too much."""
+        reduces = any(work.recipe.reduces and work.reduction is None for work in self.group.works)
+        return self.group.input_bytes if reduces and self.group.input_bytes <= self._pool.limit else 0
+
+    def measuring(self) -> Iterator[Sequence[Job]]:
+        """Yield the jobs of each pass that takes statistics; go on when the outcomes of all of them were taken.
+
+        Raises
+        ------
+        OperatorError
+            If the statistics have no usable result.
+        """
+        self._begin()
+        while self._reducers:
+            self._measures = tuple(self._open(self._reducers))
+            jobs = list(jobs_of(self.group, self._job_blocks, self._measures, self._missing()))
+            if jobs:
+                self._hold()
+                yield jobs  # every job of a pass was taken when it goes on
+            self._settle_inputs()
+            self._reducers = [reducer for reducer in self._reducers if _go_on(reducer)]
+
+    def merging(self) -> Sequence[Job]:
+        """Return the jobs of the last pass."""
+        return list(jobs_of(self.group, self._job_blocks))
+
+    def take(self, done: JobDone) -> None:
+        """Enter what a job found of inputs and statistics."""
+        for key, digests in done.hashed.items():
+            self.group.hashed.setdefault(key, bytearray()).extend(digests)
+        for found in done.measured:
+            self._measures[found.measure].table.enter(found.block, found.key, found.value)
+        self.group.claimed |= done.claimed
+
+    def finish(self) -> dict[InputKey, int]:
+        """Let go of memory, and let the index know the digests of what was read.
+
+        Returns
+        -------
+        dict
+            By input the bytes that were held and turned out not to be needed to merge.
+        """
+        self._settle_inputs()
+        unused: dict[InputKey, int] = {}
+        if self.group.held is not None:
+            for key, block in self.group.present - self.group.claimed:
+                start, stop = self.group.inputs[key].grid.byte_range(block)
+                unused[key] = unused.get(key, 0) + stop - start
+            self._pool.take_back(self.group.held.values())
+            self.group.held = None
+            self.group.present = set()
+        return unused
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        for work in self.group.works:
+            if work.recipe.reduces and work.reduction is None:
+                self._reducers.append(_Reducer(work, *start_reduction(work.recipe)))
+
+    def _open(self, reducers: Iterable[_Reducer]) -> Iterator[Measure]:
+        """Open the table of every statistic that is wanted; works that want the same share it."""
+        shared: dict[tuple[bytes, tuple[InputKey | None, ...]], Measure] = {}
+        for reducer in reducers:
+            work = reducer.work
+            reducer.tables = {}
+            for statistic in reducer.wanted:
+                recipe = key_recipe(work.recipe, statistic)
+                same = (recipe, tuple(work.inputs[slot] for slot in statistic.slots))
+                if same not in shared:
+                    table = open_table(self._store, work.recipe, statistic)
+                    shared[same] = Measure(work=work, statistic=statistic, recipe=recipe, table=table)
+                    yield shared[same]
+                reducer.tables[statistic] = shared[same].table
+
+    def _missing(self) -> set[int] | None:
+        """Enter what is known from earlier; return the blocks that must be measured, None for all of a cold group."""
+        if self.group.cold:
+            return None
+        missing: set[int] = set()
+        for measure in self._measures:
+            work = measure.work
+            for block in range(work.recipe.facts.blocks):
+                digests = [self._digest(key, block) for key in work.inputs]
+                plan = plan_statistic(work.recipe, measure.statistic, measure.recipe, block, digests)
+                if measure.table.holds(plan.key):
+                    measure.table.enter(block, plan.key, None)
+                else:
+                    missing.add(block)
+        return missing
+
+    def _digest(self, key: InputKey | None, block: int) -> bytes | None:
+        if key is None:
+            return None
+        adapter = self.group.adapters.get(key)
+        if adapter is not None:
+            return adapter.digest(block, self._digest(adapter.on, block))
+        return self.group.inputs[key].digest(block)
+
+    def _hold(self) -> None:
+        if self.group.held is None and self.hold_bytes and self._pool.fits(self.hold_bytes):
+            self.group.held = {key: self._pool.lend(i.grid.nbytes) for key, i in self.group.inputs.items()}
+
+    def _settle_inputs(self) -> None:
+        """Cold inputs of which every block was read are known from here on."""
+        for key, source in self.group.inputs.items():
+            if source.known is None:
+                source.known = bytes(self.group.hashed.get(key, b""))
+                self._index.add(source.ref.source, source.ref.info, source.known)
+        for adapter in self.group.adapters.values():
+            for factor in (adapter.a, adapter.b):
+                if factor.known is not None and self._index.tensor(factor.ref.source, factor.ref.info) is None:
+                    self._index.add(factor.ref.source, factor.ref.info, factor.known)
+
+
+def _go_on(reducer: _Reducer) -> bool:
+    """Give a reduction what it asked for; return whether it asks for more."""
+    work = reducer.work
+    try:
+        reducer.wanted = tuple(reducer.steps.send(reducer.tables))
+    except StopIteration as stop:
+        work.reduction = stop.value
+        return False
+    except OperatorError as error:
+        raise OperatorError(
+            f"tensor `{work.name}` of output `{work.plan.output.name}`: {error.message}",
+            hint=error.hint,
+            **{**error.facts, "tensor": work.name, "output": work.plan.output.name},
+        ) from None
+    return True
+
+
+def reduce_now(passes: GroupPasses, run: Callable[[Sequence[Job]], Iterable[JobDone]]) -> None:
+    """Run the passes that take statistics, one after the other."""
+    for jobs in passes.measuring():
+        for done in run(jobs):
+            passes.take(done)

@@ -1,0 +1,161 @@
+"""The inputs of one job: which blocks are in memory, where, and their digests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mergepipe.cache.sources import source_changed
+from mergepipe.digest import content_digest
+from mergepipe.engine.files import Files
+from mergepipe.engine.kernel import Array, Scratch, add_delta, typed
+from mergepipe.engine.work import Input, InputKey, Job, TensorWork
+from mergepipe.errors import InternalError
+
+
+class Reader:
+    """Reads what a job needs: into buffers of the worker, or into those that the group holds between its passes."""
+
+    def __init__(self, job: Job, scratch: Scratch) -> None:
+        self._job = job
+        self._group = job.group
+        self._scratch = scratch
+        self._inputs = job.group.inputs
+        self._buffers: dict[InputKey, memoryview] = {}
+        self._present: set[tuple[InputKey, int]] = set()
+        self._found: dict[InputKey, list[bytes]] = {}
+        self._files = Files()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    # --- what was read --------------------------------------------------------------------------------------------
+
+    def hashed(self) -> dict[InputKey, bytes]:
+        """Return, per cold input, the packed digests of its blocks in the job's range."""
+        return {key: b"".join(digests) for key, digests in self._found.items()}
+
+    def index_bytes(self, claimed: set[tuple[InputKey, int]]) -> dict[InputKey, int]:
+        """Return the bytes that were read for nothing but digests and statistics.
+
+        Parameters
+        ----------
+        claimed
+            The blocks that were counted as read to merge. What the group holds is counted when it is done.
+        """
+        counts: dict[InputKey, int] = {}
+        if self._group.held is None:
+            for key, block in self._present:
+                if (key, block) not in claimed:
+                    counts[key] = counts.get(key, 0) + self.block_bytes(key, block)
+        return counts
+
+    def block_bytes(self, key: InputKey, block: int) -> int:
+        """Return the bytes of a block of a stored input."""
+        start, stop = self._inputs[key].grid.byte_range(block)
+        return stop - start
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def _stop(self, source: Input) -> int:
+        return min(self._job.stop, source.grid.count)
+
+    def read_cold(self) -> None:
+        """Read and hash the job's range of every input whose content is not known."""
+        for key, source in self._inputs.items():
+            if source.known is not None:
+                continue
+            blocks = range(self._job.start, self._stop(source))
+            self._read_run(source, blocks)
+            self._found[key] = [content_digest(self.data(key, block)) for block in blocks]
+
+    def digest(self, key: InputKey, block: int) -> bytes | None:
+        """Return the digest of a block of an input, None if it has no such block."""
+        adapter = self._group.adapters.get(key)
+        if adapter is not None:
+            return adapter.digest(block, self.digest(adapter.on, block) if adapter.on else None)
+        source = self._inputs[key]
+        if source.known is not None:
+            return source.digest(block)
+        digests = self._found[key]
+        at = block - self._job.start
+        return digests[at] if at < len(digests) else None
+
+    def read(self, needed: dict[InputKey, list[int]]) -> None:
+        """Read the blocks that are needed and not in memory, adjacent ones in one go; compare their digests."""
+        for key, wanted in self._stored(needed).items():
+            source = self._inputs[key]
+            missing = [block for block in wanted if not self.has(key, block)]
+            for run in _adjacent(missing):
+                self._read_run(source, run)
+                for block in run:
+                    if content_digest(self.data(key, block)) != self.digest(key, block):
+                        raise source_changed(source.ref.source, source.file)
+
+    def _stored(self, needed: dict[InputKey, list[int]]) -> dict[InputKey, list[int]]:
+        """Return what must be read of stored tensors: for an adapter, what its deltas are added to."""
+        stored: dict[InputKey, set[int]] = {}
+        for key, blocks in needed.items():
+            adapter = self._group.adapters.get(key)
+            if adapter is None:
+                stored.setdefault(key, set()).update(blocks)
+            elif adapter.on is not None:
+                stored.setdefault(adapter.on, set()).update(blocks)
+        return {key: sorted(blocks) for key, blocks in stored.items()}
+
+    def _read_run(self, source: Input, run: range) -> None:
+        if not run:
+            return
+        start, stop = source.grid.byte_range(run.start)[0], source.grid.byte_range(run.stop - 1)[1]
+        buffer, origin = self._buffer(source)
+        self._files.read(source, buffer[start - origin : stop - origin], start)
+        self._present.update((source.key, block) for block in run)
+        if self._group.held is not None:
+            self._group.present.update((source.key, block) for block in run)
+
+    def _buffer(self, source: Input) -> tuple[memoryview, int]:
+        """Return the buffer for the job's range of an input, and the position in the tensor of its first byte."""
+        if self._group.held is not None:
+            return self._group.held[source.key], 0
+        origin = source.grid.byte_range(self._job.start)[0]
+        if source.key not in self._buffers:
+            last = source.grid.byte_range(self._stop(source) - 1)[1]
+            self._buffers[source.key] = self._scratch.buffer(len(self._buffers), last - origin)
+        return self._buffers[source.key], origin
+
+    # --- what is in memory ----------------------------------------------------------------------------------------
+
+    def has(self, key: InputKey, block: int) -> bool:
+        """Return whether a block of a stored input is in memory."""
+        return (key, block) in self._present or (key, block) in self._group.present
+
+    def data(self, key: InputKey, block: int) -> memoryview:
+        """Return the bytes of a block of a stored input."""
+        if not self.has(key, block):
+            raise InternalError(f"block {block} of `{key[1]}` is used but was not read")
+        buffer, origin = self._buffer(self._inputs[key])
+        start, stop = self._inputs[key].grid.byte_range(block)
+        return buffer[start - origin : stop - origin]
+
+    def values(self, work: TensorWork, slot: int, block: int) -> Array | None:
+        """Return the values of a slot, 1-D in their stored dtype; an adapter's in the work dtype. None if not read."""
+        key, ref = work.inputs[slot], work.recipe.tensor.slots[slot]
+        if key is None or ref is None:
+            return None
+        adapter = self._group.adapters.get(key)
+        if adapter is None:
+            return typed(self.data(key, block), ref.info.dtype) if self.has(key, block) else None
+        start, stop = adapter.grid.rows_of(block)
+        delta = adapter.rows(start, stop, work.recipe.tensor.work)
+        if adapter.on is None:
+            return delta
+        on = self._inputs[adapter.on]
+        return add_delta(typed(self.data(adapter.on, block), on.ref.info.dtype), delta)
+
+
+def _adjacent(blocks: Sequence[int]) -> Iterable[range]:
+    start = 0
+    for at in range(1, len(blocks) + 1):
+        if at == len(blocks) or blocks[at] != blocks[at - 1] + 1:
+            yield range(blocks[start], blocks[at - 1] + 1)
+            start = at

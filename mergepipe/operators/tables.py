@@ -1,0 +1,249 @@
+"""Tables that count bit patterns: what the order statistics of a block are kept as.
+
+A pattern has `width` bits (32 or 64), cut into digits of 16 bits, the top one first. A *complete* table states every
+pattern that occurs; where there are too many, a *coarse* one counts the patterns by their next digit.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mergepipe.operators.contract import Array
+
+DIGIT = 16
+DIGITS = 1 << DIGIT
+# A complete table has at most so many patterns, and one for so many elements: about 2% of the bytes of 16-bit weights.
+# Small blocks may always have as many as `_ALWAYS`.
+_MOST = 8192
+_ELEMENTS_PER_PATTERN = 32
+_ALWAYS = 1024
+# Up to here sorting is as fast as counting.
+_SORTED = 4096
+_SAMPLE = 1 << 14
+_HEADER = struct.Struct("<BBBBBIQQ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """How often each pattern, or each range of patterns, occurs in a block.
+
+    Attributes
+    ----------
+    width
+        Bits of a pattern: 32 or 64.
+    shift
+        An entry counts the patterns that are ``key`` without their last `shift` bits; 0 where the table is complete.
+    zeros
+        How many magnitudes are exactly zero; no entry counts them.
+    keys, counts
+        Ascending (uint64) and their counts (int64).
+    """
+
+    width: int
+    shift: int
+    zeros: int
+    keys: Array
+    counts: Array
+
+    def span(self, digits: Sequence[int]) -> slice:
+        """Return the entries of the patterns that begin with these digits."""
+        if not digits:
+            return slice(0, self.keys.size)
+        rest = self.width - DIGIT * len(digits) - self.shift
+        low = number_of(digits) << rest
+        first = int(np.searchsorted(self.keys, np.uint64(low), side="left"))
+        last = int(np.searchsorted(self.keys, np.uint64(low + (1 << rest) - 1), side="right"))
+        return slice(first, last)
+
+    def resolves(self, depth: int) -> bool:
+        """Return whether entries tell apart patterns by their first `depth` digits."""
+        return self.shift <= self.width - DIGIT * depth
+
+    def encode(self) -> bytes:
+        """Return the table as bytes: planes of the gaps between keys and of the counts, compressed."""
+        everything = int(np.bitwise_or.reduce(self.keys)) if self.keys.size else 0
+        spare = (everything & -everything).bit_length() - 1 if everything else 0
+        keys = self.keys >> np.uint64(spare)
+        first = int(keys[0]) if keys.size else 0
+        gaps, key_bytes = _planes(np.diff(keys))
+        counts, count_bytes = _planes(self.counts.astype(np.uint64))
+        header = _HEADER.pack(self.width, self.shift, spare, key_bytes, count_bytes, self.keys.size, first, self.zeros)
+        return header + zlib.compress(gaps + counts, 1)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Table:
+        """Return the table that `encode` made into these bytes."""
+        width, shift, spare, key_bytes, count_bytes, size, first, zeros = _HEADER.unpack_from(data)
+        planes = np.frombuffer(zlib.decompress(memoryview(data)[_HEADER.size :]), np.uint8)
+        split = max(size - 1, 0) * key_bytes
+        keys = np.empty(size, np.uint64)
+        if size:
+            keys[0] = first
+            keys[1:] = _joined(planes[:split], key_bytes)
+            np.cumsum(keys, out=keys)
+            keys <<= np.uint64(spare)
+        counts = _joined(planes[split:], count_bytes).astype(np.int64)
+        return cls(width=width, shift=shift, zeros=zeros, keys=keys, counts=counts)
+
+
+def _planes(values: Array) -> tuple[bytes, int]:
+    """Return the bytes of numbers, all the lowest ones first, without those that are 0 throughout; and how many."""
+    size = (int(values.max()).bit_length() + 7) // 8 if values.size else 0
+    columns = values.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :size]
+    return np.ascontiguousarray(columns.T).tobytes(), size
+
+
+def _joined(planes: Array, size: int) -> Array:
+    if not size:
+        return np.zeros(0, np.uint64)
+    columns = np.zeros((planes.size // size, 8), np.uint8)
+    columns[:, :size] = planes.reshape(size, -1).T
+    return columns.reshape(-1).view("<u8").astype(np.uint64, copy=False)
+
+
+def number_of(digits: Sequence[int]) -> int:
+    value = 0
+    for digit in digits:
+        value = value << DIGIT | digit
+    return value
+
+
+class Counter:
+    """Counts patterns piece by piece and makes their table; what comes out does not depend on how they were cut.
+
+    Patterns are scattered into 2^16 places by a multiplicative hash. The first to come to a place holds it, and the few
+    others are sorted. Once there are too many distinct ones, only the digit after the known ones is counted.
+
+    Parameters
+    ----------
+    width
+        Bits of a pattern, 32 or 64.
+    digits
+        The leading digits that all patterns have in common.
+    """
+
+    def __init__(self, width: int, digits: Sequence[int]) -> None:
+        self._width = width
+        self._type = np.uint32 if width == 32 else np.uint64
+        self._prefix = number_of(digits)
+        self._shift = width - DIGIT * (len(digits) + 1)
+        self._elements = self._zeros = 0
+        self._by_digit: Array | None = None
+        self._holder: Array | None = None
+        self._counts = np.zeros(0, np.int64)
+        self._used = 0
+        self._others = np.zeros(0, self._type), np.zeros(0, np.int64)
+
+    def add_zeros(self, count: int) -> None:
+        """Count so many patterns that are zero."""
+        self._elements += count
+        self._zeros += count
+
+    def add(self, bits: Array) -> None:
+        """Count patterns (uint32 or uint64, by the width)."""
+        self._elements += bits.size
+        if self._by_digit is None and self._too_many(bits):
+            self._count_digits_from_now()
+        if self._by_digit is not None:
+            self._add_digits(bits)
+        elif bits.size <= _SORTED:
+            self._add_others(bits)
+        else:
+            self._add_hashed(bits)
+
+    def table(self) -> Table:
+        """Return the table of all that was counted."""
+        if self._by_digit is None:
+            keys, counts = self._distinct()
+            most = min(_MOST, max(_ALWAYS, self._elements // _ELEMENTS_PER_PATTERN))
+            if keys.size <= most:
+                return self._table(keys.astype(np.uint64), counts, shift=0)
+            self._count_digits_from_now()
+        assert self._by_digit is not None
+        used = np.flatnonzero(self._by_digit)
+        keys = used.astype(np.uint64) | np.uint64(self._prefix << DIGIT)
+        return self._table(keys, self._by_digit[used], shift=self._shift)
+
+    def _table(self, keys: Array, counts: Array, *, shift: int) -> Table:
+        zeros = self._zeros
+        if not shift and keys.size and not keys[0]:
+            zeros, keys, counts = zeros + int(counts[0]), keys[1:], counts[1:]
+        return Table(width=self._width, shift=shift, zeros=zeros, keys=keys, counts=counts)
+
+    def _too_many(self, bits: Array) -> bool:
+        """Return whether there are certainly more distinct patterns than a complete table may have."""
+        found = max(self._used, self._others[0].size)
+        if self._holder is None and bits.size > _SAMPLE:  # a look at a few saves hashing all
+            found = max(found, int(np.count_nonzero(np.bincount(_places(bits[:_SAMPLE])))))
+        return found > _MOST
+
+    def _add_hashed(self, bits: Array) -> None:
+        places = _places(bits)
+        if self._holder is None:
+            self._holder = np.zeros(DIGITS, self._type)
+            self._counts = np.zeros(DIGITS, np.int64)
+            self._holder[places] = bits
+            self._holder[0] = 0  # the place of pattern 0, and of no other
+        held = self._holder.take(places)
+        there = np.flatnonzero(held != bits)
+        if there.size:
+            bits_there, places_there = bits[there], places[there]
+            free = (held[there] == 0) & (places_there != 0)
+            self._holder[places_there[free]] = bits_there[free]
+            others = bits_there[self._holder[places_there] != bits_there]
+            self._counts -= np.bincount(_places(others), minlength=DIGITS)
+            self._add_others(others)
+        self._counts += np.bincount(places, minlength=DIGITS)
+        self._used = int(np.count_nonzero(self._counts))
+
+    def _add_others(self, bits: Array) -> None:
+        found, counts = np.unique(bits, return_counts=True)
+        self._others = _merged(*self._others, found, counts)
+
+    def _distinct(self) -> tuple[Array, Array]:
+        """Return all patterns that occur, ascending, and their counts."""
+        if self._holder is None:
+            return self._others
+        used = np.flatnonzero(self._counts)
+        return _merged(self._holder[used], self._counts[used], *self._others)
+
+    def _count_digits_from_now(self) -> None:
+        keys, counts = self._distinct()
+        self._by_digit = np.zeros(DIGITS, np.int64)
+        if keys.size and not keys[0]:
+            self._zeros += int(counts[0])
+            keys, counts = keys[1:], counts[1:]
+        np.add.at(self._by_digit, self._digits_of(keys), counts)
+        self._holder = None
+
+    def _add_digits(self, bits: Array) -> None:
+        assert self._by_digit is not None
+        zeros = bits.size - int(np.count_nonzero(bits))
+        self._zeros += zeros
+        self._by_digit += np.bincount(self._digits_of(bits), minlength=DIGITS)
+        self._by_digit[0] -= zeros
+
+    def _digits_of(self, bits: Array) -> Array:
+        digits = (bits >> self._type(self._shift)).astype(np.intp)
+        if self._prefix:
+            digits &= DIGITS - 1
+        return digits
+
+
+def _places(bits: Array) -> Array:
+    if bits.dtype.itemsize == 4:
+        return (bits * np.uint32(0x9E3779B1) >> np.uint32(32 - DIGIT)).astype(np.intp)
+    return (bits * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - DIGIT)).astype(np.intp)
+
+
+def _merged(first: Array, first_counts: Array, second: Array, second_counts: Array) -> tuple[Array, Array]:
+    """Return patterns, ascending, with the sums of their counts."""
+    keys, where = np.unique(np.concatenate([first, second]), return_inverse=True)
+    counts = np.zeros(keys.size, np.int64)
+    np.add.at(counts, where, np.concatenate([first_counts, second_counts]))
+    return keys, counts

@@ -1,0 +1,177 @@
+"""Putting what was built where it belongs: into its output directory, and on record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.packs import PackStore
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.digest import format_digest
+from mergepipe.engine.results import FinishedOutput
+from mergepipe.errors import CacheError
+from mergepipe.fsio.crash import crash_point
+from mergepipe.lockfile.assemble import manifest
+from mergepipe.lockfile.manifest import render_manifest
+from mergepipe.lockfile.records import Lockfile
+from mergepipe.lockfile.writer import render_lock
+from mergepipe.plan.values import OutputPlan
+from mergepipe.project.build import Prepared, Ready
+from mergepipe.project.facts import current_facts, encode_files, encode_published, known_output
+from mergepipe.project.stages import Plans, record_place
+from mergepipe.publish.card import CARD, model_card
+from mergepipe.publish.directory import (
+    INDEX,
+    MANIFEST,
+    Contents,
+    Publication,
+    check_collisions,
+    check_target,
+    claim,
+    recover_output,
+    settled_files,
+)
+
+
+def check_new(plans: Plans, *, force: bool) -> None:
+    """Check that the output directories may be written, where nothing is known of any of them.
+
+    Raises
+    ------
+    PublishError
+        If mergepipe did not make one, unless ``force``.
+    """
+    for plan in _published(plans.plans):
+        check_target(record_place(plans.mergefile, plan.output), force=force)
+
+
+def take_over(plans: Plans, catalog: Catalog, *, force: bool) -> None:
+    """Clean up what a killed build left beside the output directories, and check that they are ours to write.
+
+    Raises
+    ------
+    PublishError
+        If mergepipe did not make one, unless ``force``.
+    """
+    for plan in _published(plans.plans):
+        target = record_place(plans.mergefile, plan.output)
+        recover_output(target)
+        known = known_output(catalog, target)
+        if known is not None:
+            claim(target, known.files)
+        check_target(target, force=force)
+
+
+def _published(plans: Iterable[OutputPlan]) -> Iterable[OutputPlan]:
+    return (plan for plan in plans if plan.output.publish)
+
+
+def check_names(prepared: Prepared, *, force: bool) -> Prepared:
+    """Check, before anything is merged, that no file of the user's has a name that the output needs.
+
+    With ``force``, an output that has such files is published again, which replaces them.
+
+    Raises
+    ------
+    PublishError
+        Naming the files.
+    """
+    if not prepared.plan.output.publish:
+        return prepared
+    names = [file.name for file in prepared.side_files] + [shard.name for shard in prepared.plan.layout.shards]
+    names += [CARD, MANIFEST, *([INDEX] if len(prepared.plan.layout.shards) > 1 else [])]
+    taken = check_collisions(prepared.target, names, force=force)
+    if not taken:
+        return prepared
+    return replace(prepared, reasons=(*prepared.reasons, f"replacing {', '.join(taken)}"), forced=True)
+
+
+def publish(
+    ready: Ready, plans: Plans, index: SourceIndex, catalog: Catalog, packs: PackStore, *, force: bool
+) -> None:
+    """Put a finished output into its directory, if it is published, and on record; an unchanged one is left alone.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses; the previous directory is intact then.
+    """
+    finished, prepared = ready.finished, ready.prepared
+    if finished is None:
+        _record_blocks(ready, plans, catalog)
+        return
+    facts = current_facts(prepared.plan, ready.locked, prepared.side_files, index)
+    assert facts is not None, "every input of a finished output is known"
+    text = render_lock(Lockfile(geometry=prepared.plan.geometry.id, sources=(), outputs=(ready.locked,)))
+    blocks = ready.blocks if plans.is_stage(prepared.name) else {}
+    if not prepared.plan.output.publish:
+        catalog.record_published(prepared.target, encode_published(facts, (), text, ready.expert_blocks, blocks))
+        return
+    contents = _contents(ready, finished, plans, index, packs)
+    with Publication(prepared.target, force=force) as publication:
+        files = publication.assemble(contents)
+        _confirm_packs(prepared.name, finished, catalog, packs)
+        published = encode_published(facts, files, text, ready.expert_blocks, blocks)
+        catalog.record_published(prepared.target, published)
+        crash_point("publish.recorded")
+        publication.swap()
+        with catalog.transaction():
+            for shard in finished.shards:
+                packs.refresh(shard.pack)
+            settled = encode_files(settled_files(prepared.target, files))
+            catalog.record_published(prepared.target, replace(published, files=settled))
+
+
+def _record_blocks(ready: Ready, plans: Plans, catalog: Catalog) -> None:
+    """Add block digests to the record of an output that was no stage when it was built, and that was looked into."""
+    known, target = ready.prepared.known, ready.prepared.target
+    published = catalog.published(target)
+    if not ready.blocks or known is None or known.record.blocks or published is None:
+        return
+    if plans.is_stage(ready.prepared.name):
+        catalog.record_published(target, replace(published, record=known.record_with(ready.blocks)))
+
+
+def _confirm_packs(output: str, finished: FinishedOutput, catalog: Catalog, packs: PackStore) -> None:
+    """Check that the packs that were just linked are what they were when their shards were finished.
+
+    Raises
+    ------
+    CacheError
+        If a published file that shares its bytes with one was written to meanwhile; nothing is published then.
+    """
+    with catalog.transaction():  # one commit, however many shards
+        changed = [shard for shard in finished.shards if not packs.refresh(shard.pack)]
+    for shard in changed:
+        packs.quarantine(shard.pack)
+    if changed:
+        raise CacheError(
+            f"`{changed[0].shard.name}` of output `{output}` was written to while it was being published",
+            hint="run the build again when nothing writes to the output directory any more",
+            output=output,
+        )
+
+
+def _contents(ready: Ready, finished: FinishedOutput, plans: Plans, index: SourceIndex, packs: PackStore) -> Contents:
+    plan, mergefile = finished.plan, plans.mergefile
+    files = {file.name: file.data for file in ready.prepared.side_files}
+    shard_index = plan.layout.index()
+    if shard_index is not None:
+        files[INDEX] = shard_index
+    files[CARD] = model_card(
+        plan,
+        {name: _location(name, plans) for name in plan.sources},
+        {name: format_digest(digest) for name, digest in ready.locked.sources.items()},
+    )
+    links = {shard.shard.name: packs.path(shard.pack) for shard in finished.shards}
+    names = tuple(sorted({*files, *links, MANIFEST}))
+    files[MANIFEST] = render_manifest(manifest(ready.locked, finished, index, mergefile, names, ready.counts))
+    return Contents(links=links, files=files)
+
+
+def _location(name: str, plans: Plans) -> str:
+    """Return where a source is, in words that follow from the names alone for a stage."""
+    if name in plans.stages:
+        return f"output `{name}` of the same Mergefile"
+    return plans.mergefile.sources[name].path or name
