@@ -36,7 +36,7 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 SAME_LEVEL = {("digest", "errors"), ("__main__", "cli")}
 
 # Distribution -> what it is imported as, where the two differ.
-IMPORT_NAMES = {"array-api-compat": "array_api_compat"}
+IMPORT_NAMES = {"array-api-compat": "array_api_compat", "pyyaml": "yaml"}
 
 MODULE_LINES = 400
 LARGEST_MODULE = 600

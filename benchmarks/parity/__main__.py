@@ -62,7 +62,7 @@ def _compare(runner: Runner, methods: list[str]) -> None:
         print(
             f"{method}: {outcome.cases} cases, {total.elements} elements, {total.equal / max(total.elements, 1):.4%} equal,"
             f" {total.one} by 1 ulp, {total.undecided} undecided, {total.rounding} rounding, {total.nearer} nearer,"
-            f" {total.unexplained} unexplained; largest {total.largest} ulp, {total.scaled:.3g} units; exact to"
+            f" {total.unexplained} unexplained, {total.reproduced} of {total.emulated} reproduced; largest {total.largest} ulp, {total.scaled:.3g} units; exact to"
             f" {total.ours_off:.3g} (ours), {total.theirs_off:.3g}; refused {len(outcome.refused)};"
             f" {time.perf_counter() - began:.0f} s",
             flush=True,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Settings = Mapping[str, Any]
-NUMERICS = {"rescale": {True: "l1", False: False}}  # how a mergekit setting is called in a Mergefile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,9 @@ class Case:
         recipe: dict[str, Any] = {"operator": self.method, "experts": experts}
         if self.base and not self.appended:
             recipe["base"] = "base"
-        params = {name: NUMERICS.get(name, {}).get(value, value) for name, value in self.params.items()}
+        params = dict(self.params)
+        if params.get("rescale"):
+            params["rescale"] = "l1"  # mergekit's only one
         if self.method.startswith(("dare", "della")):
             params["seed"] = self.seed
             params.setdefault("rescale", "l1")

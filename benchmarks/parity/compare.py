@@ -11,6 +11,9 @@ import numpy as np
 _BITS = {2: np.int16, 4: np.int32}
 ROUNDING = 4.0  # units in the last place of the largest input: what a few float32 operations may be off
 
+_COUNTS = ("elements", "equal", "one", "undecided", "deliberate", "rounding", "nearer", "unexplained", "reproduced",
+           "emulated")  # fmt: skip
+
 
 def ulps(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     """Return how many values of their dtype lie between two arrays, element by element; zeros of any sign are equal."""
@@ -48,11 +51,16 @@ class Comparison:
     deliberate
         Elements of tensors for which our definition is another one, on purpose, see `exact.by_design`.
     rounding
-        Elements that differ by more than 1 ulp and by no more than `ROUNDING` units of the largest input.
+        Elements that differ by more than 1 ulp, but both are, or are from one another, no more than `ROUNDING` units of
+        the largest input away (from the exact value).
     nearer
-        Elements that differ by more, where ours is nearer to the exact value than mergekit's.
+        Elements that differ by more, where ours is the nearer to the exact value: within twice that bound, or at most
+        half as far off as mergekit's.
     unexplained
         All others.
+    emulated, reproduced
+        Elements that differ, outside ties, and for which mergekit's order of operations was followed; and those of
+        them that came out with mergekit's bits.
     """
 
     elements: int = 0
@@ -63,6 +71,8 @@ class Comparison:
     rounding: int = 0
     nearer: int = 0
     unexplained: int = 0
+    reproduced: int = 0
+    emulated: int = 0
     largest: int = 0
     scaled: float = 0.0
     ours_off: float = 0.0
@@ -72,7 +82,7 @@ class Comparison:
 
     def add(self, other: Comparison) -> None:
         """Add the counts of another comparison."""
-        for name in ("elements", "equal", "one", "undecided", "deliberate", "rounding", "nearer", "unexplained"):
+        for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("largest", "scaled", "ours_off", "theirs_off"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
@@ -89,6 +99,7 @@ def compare(
     undecided: np.ndarray,
     *,
     deliberate: bool = False,
+    emulated: np.ndarray | None = None,
 ) -> Comparison:
     """Compare one tensor, given what went in, the exact values, and where there is a choice."""
     found = Comparison(elements=ours.size)
@@ -106,7 +117,8 @@ def compare(
     scale = np.maximum(scale, _output_spacing(exact, ours.dtype))
     apart, off, their_off = np.abs(wide - other) / scale, np.abs(wide - exact) / scale, np.abs(other - exact) / scale
     rest = ~((distance <= 1) | undecided)
-    near, nearer = rest & (apart <= ROUNDING), rest & (apart > ROUNDING) & (off < their_off) & (off <= 2 * ROUNDING)
+    near = rest & ((apart <= ROUNDING) | (np.maximum(off, their_off) <= ROUNDING))
+    nearer = rest & ~near & (off < their_off) & ((off <= 2 * ROUNDING) | (off <= their_off / 2))
     bad = rest & ~near & ~nearer
     found.equal, found.one = int((distance == 0).sum()), int((distance == 1).sum())
     found.undecided = int((undecided & (distance > 1)).sum())
@@ -114,6 +126,10 @@ def compare(
     if (~undecided).any():
         found.largest = int(distance[~undecided].max())
         found.scaled, found.ours_off, found.theirs_off = (float(x[~undecided].max()) for x in (apart, off, their_off))
+    if emulated is not None:
+        differ = (distance > 0) & ~undecided
+        found.emulated = int(differ.sum())
+        found.reproduced = int((differ & (ulps(emulated.astype(ours.dtype), theirs) == 0)).sum())
     if bad.any():
         at = int(np.argmax(np.where(bad, apart, 0)))
         found.worst.append(

@@ -192,7 +192,7 @@ def _no_sparsifier(delta: Array, index: int, inputs: Inputs) -> Evaluated:
     return delta, np.zeros(delta.shape, bool)
 
 
-def _cut(magnitudes: Array, low: int, high: int) -> Evaluated:
+def cut(magnitudes: Array, low: int, high: int) -> Evaluated:
     """Keep the ranks [low, high) of an ascending order; what equals a threshold without being in or out as a whole
     is undecided."""
     flat = magnitudes.reshape(-1)
@@ -211,7 +211,7 @@ def _largest(delta: Array, index: int, inputs: Inputs) -> Evaluated:
     if density >= 1:
         return _no_sparsifier(delta, index, inputs)
     count = max(1, int(density * delta.size))
-    kept, torn = _cut(np.abs(delta), delta.size - count, delta.size)
+    kept, torn = cut(np.abs(delta), delta.size - count, delta.size)
     return delta * kept, torn
 
 
@@ -221,7 +221,7 @@ def _without_outliers(delta: Array, index: int, inputs: Inputs) -> Evaluated:
         return _no_sparsifier(delta, index, inputs)
     count = int(density * delta.size)
     low = max(0, delta.size - count - int(inputs.column("gamma", 0.01)[index] * delta.size))
-    kept, torn = _cut(np.abs(delta), low, low + count)
+    kept, torn = cut(np.abs(delta), low, low + count)
     return delta * kept, torn
 
 
@@ -232,14 +232,12 @@ def _masked(delta: Array, index: int, inputs: Inputs) -> Evaluated:
     return _decided(delta * inputs.masks[index])
 
 
-def _task_vectors(
-    sparsifier: Callable[[Array, int, Inputs], Evaluated], *, elect: bool, normalize: bool, rescale: bool
-) -> Callable[[Inputs], Evaluated]:
+def _task_vectors(*, elect: bool, normalize: bool, rescale: bool) -> Callable[[Inputs], Evaluated]:
     def method(inputs: Inputs) -> Evaluated:
         weights = inputs.weights()
         terms, undecided = [], np.zeros(inputs.experts[0].shape, bool)
         for index, delta in enumerate(inputs.deltas()):
-            kept, torn = sparsifier(delta, index, inputs)
+            kept, torn = sparsified(delta, index, inputs)
             before, after = np.abs(delta).sum(), np.abs(kept).sum()
             if inputs.params.get("rescale", rescale) and before >= 1e-7 and after >= 1e-7:
                 kept = kept * (before / after)
@@ -269,6 +267,23 @@ def _elected(terms: Sequence[Array], weights: Sequence[float]) -> tuple[Array, A
     return total, np.where(divisor == 0, 1.0, divisor), unsure & (size > 0)
 
 
+_SPARSIFIERS = {
+    "task_arithmetic": _no_sparsifier,
+    "ties": _largest,
+    "dare_linear": _masked,
+    "dare_ties": _masked,
+    "breadcrumbs": _without_outliers,
+    "breadcrumbs_ties": _without_outliers,
+    "della": _masked,
+    "della_linear": _masked,
+}
+
+
+def sparsified(delta: Array, index: int, inputs: Inputs) -> Evaluated:
+    """Return what a method keeps of an expert's delta, and which elements are undecided."""
+    return _SPARSIFIERS[inputs.method](delta, index, inputs)
+
+
 # --- others -----------------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +293,7 @@ def _sce(inputs: Inputs) -> Evaluated:
     if topk < 1:
         variance = deltas.var(axis=0).astype(np.float32)
         count = int(np.float32(np.count_nonzero(variance)) * np.float32(topk))
-        kept, torn = _cut(variance, variance.size - count, variance.size)
+        kept, torn = cut(variance, variance.size - count, variance.size)
         deltas = deltas * kept
     ballot = deltas.sum(axis=0)
     agree = np.sign(deltas) == np.where(ballot >= 0, 1.0, -1.0)
@@ -367,14 +382,14 @@ _METHODS: Mapping[str, Callable[[Inputs], Evaluated]] = {
     "multislerp": _multislerp,
     "karcher": _karcher,
     "passthrough": _passthrough,
-    "task_arithmetic": _task_vectors(_no_sparsifier, elect=False, normalize=False, rescale=False),
-    "ties": _task_vectors(_largest, elect=True, normalize=True, rescale=False),
-    "dare_linear": _task_vectors(_masked, elect=False, normalize=False, rescale=True),
-    "dare_ties": _task_vectors(_masked, elect=True, normalize=False, rescale=True),
-    "breadcrumbs": _task_vectors(_without_outliers, elect=False, normalize=False, rescale=False),
-    "breadcrumbs_ties": _task_vectors(_without_outliers, elect=True, normalize=False, rescale=False),
-    "della": _task_vectors(_masked, elect=True, normalize=True, rescale=True),
-    "della_linear": _task_vectors(_masked, elect=False, normalize=False, rescale=True),
+    "task_arithmetic": _task_vectors(elect=False, normalize=False, rescale=False),
+    "ties": _task_vectors(elect=True, normalize=True, rescale=False),
+    "dare_linear": _task_vectors(elect=False, normalize=False, rescale=True),
+    "dare_ties": _task_vectors(elect=True, normalize=False, rescale=True),
+    "breadcrumbs": _task_vectors(elect=False, normalize=False, rescale=False),
+    "breadcrumbs_ties": _task_vectors(elect=True, normalize=False, rescale=False),
+    "della": _task_vectors(elect=True, normalize=True, rescale=True),
+    "della_linear": _task_vectors(elect=False, normalize=False, rescale=True),
     "sce": _sce,
     "model_stock": _model_stock,
     "nearswap": _nearswap,

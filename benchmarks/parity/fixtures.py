@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks.parity.cases import Case, cases
-from benchmarks.parity.checkpoints import Arrays, make
+from benchmarks.parity.checkpoints import Arrays, make, write
 from benchmarks.parity.exact import by_design, evaluate
 from benchmarks.parity.runner import RANDOM, Runner, inputs_at
 from benchmarks.parity.sides import SideError, masks_of
@@ -49,6 +49,7 @@ def write_fixtures(runner: Runner, methods: list[str]) -> None:
                 vectors[f"{case.id}?"] = np.packbits(undecided)
             entries.append({"id": case.id, "family": case.family, "recipe": case.recipe()})
         save_file(vectors, FIXTURES / f"{method}.safetensors")
+        (FIXTURES / f"{method}.safetensors").chmod(0o644)
         listed["methods"][method] = entries
         print(f"{method}: {len(entries)} cases")
     for family in _MINI.values():
@@ -62,8 +63,6 @@ def write_fixtures(runner: Runner, methods: list[str]) -> None:
 
 
 def _save_inputs(tensors: Arrays, path: Path) -> None:
-    from benchmarks.parity.checkpoints import write  # noqa: PLC0415 - it writes a folder
-
     folder = path.with_suffix("")
     write(tensors, folder)
     (folder / "model.safetensors").replace(path)

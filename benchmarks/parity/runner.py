@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.parity.cases import Case, cases, folders
 from benchmarks.parity.checkpoints import FAMILIES, Arrays, make, read, write
 from benchmarks.parity.compare import Comparison, compare
+from benchmarks.parity.emulate import emulate
 from benchmarks.parity.exact import Inputs, at_layer, by_design, evaluate
 from benchmarks.parity.masks import MaskCount, count_masks
 from benchmarks.parity.sides import Mergekit, SideError, masks_of, merge_all
@@ -103,7 +104,9 @@ class Runner:
             exact, undecided = evaluate(inputs)
             seen = [*inputs.experts, *([inputs.base] if inputs.base is not None else [])]
             label, other = f"{case.id} {name}", by_design(inputs)
-            total.add(compare(label, array, theirs[name], seen, exact, undecided, deliberate=other))
+            total.add(
+                compare(label, array, theirs[name], seen, exact, undecided, deliberate=other, emulated=emulate(inputs))
+            )
         return total
 
 

@@ -193,22 +193,25 @@ class _Found:
                 what = f"has rank {got}, but `{ADAPTER_CONFIG}` says {rank}"
                 hint = "the config and the file do not belong together: the scaling would be wrong"
                 return self._problem("rank", info, what, hint=hint, expected=rank, got=got)
-        return self._has_shape(self.on.tensors[f"{module}.weight"], a, b, embedding=embedding)
+        return self._has_shape(f"{module}.weight", a, b, embedding=embedding)
 
-    def _has_shape(self, target: TensorInfo, a: TensorInfo, b: TensorInfo, *, embedding: bool) -> bool:
+    def _has_shape(self, name: str, a: TensorInfo, b: TensorInfo, *, embedding: bool) -> bool:
+        target, owner = self.on.tensors[name], quote(self.on.label)
+        if name in self.replaced:  # the delta goes on top of that
+            target, owner = self.replaced[name], "the adapter"
         shape = (b.shape[0], a.shape[1])
         delta = shape[::-1] if embedding or self.settings.fan_in_fan_out else shape
         if not is_mergeable(target.dtype):
-            what = f"would be added to {quote(target.name)}, which is {target.dtype} in {quote(self.on.label)}"
-            hint = f"apply it to the checkpoint that {quote(self.on.label)} was quantised from"
+            what = f"would be added to {quote(name)}, which is {target.dtype} in {owner}"
+            hint = f"apply it to the checkpoint that {owner} was quantised from"
             return self._problem("target", b, what, hint=hint)
         if delta == target.shape:
             return True
         hint = "an adapter applies to the model that it was trained on"
         if delta[::-1] == target.shape and not embedding:
             hint = f"`fan_in_fan_out` in `{ADAPTER_CONFIG}` may be wrong: transposed, the shapes agree"
-        what = f"makes a delta of shape {list(delta)} for {quote(target.name)}, which has shape {list(target.shape)}"
-        what += f" in {quote(self.on.label)}"
+        what = f"makes a delta of shape {list(delta)} for {quote(name)}, which has shape {list(target.shape)}"
+        what += f" in {owner}"
         return self._problem("shape", b, what, hint=hint, expected=list(target.shape), got=list(delta))
 
     def _twice(self, info: TensorInfo, other: TensorInfo) -> None:

@@ -60,16 +60,6 @@ class EngineOptions:
     workers: int
     memory: int | None = None
 
-    @property
-    def job_memory(self) -> int | None:
-        """Bytes for the workers' buffers: half of the limit."""
-        return None if self.memory is None else self.memory // 2
-
-    @property
-    def hold_memory(self) -> int:
-        """Bytes for what is kept between the passes over a tensor: the other half."""
-        return DEFAULT_BYTES if self.memory is None else self.memory // 2
-
 
 class Engine:
     """Builds outputs into packs.
@@ -89,7 +79,9 @@ class Engine:
         self._reporter = reporter
         self._options = options
         self._store = StatisticStore(catalog)
-        self._hold = HoldPool(options.hold_memory)
+        memory = options.memory
+        self._hold = HoldPool(DEFAULT_BYTES if memory is None else memory // 2)
+        self._job_memory = memory
         self._recorded_at = time.monotonic()
         self._unrecorded: dict[int, Group] = {}
 
@@ -165,6 +157,8 @@ class Engine:
         groups = maker.groups(graph.pending())
         sources = list(dict.fromkeys(source for plan in graph.plans.values() for source in plan.sources))
         groups += maker.hashing(sources, groups)
+        if self._options.memory is not None and any(work.recipe.reduces for group in groups for work in group.works):
+            self._job_memory = self._options.memory // 2  # the other half is for what is kept between passes
         self._index.settle(sources)
         users: dict[str, str] = {}
         for name, plan in graph.plans.items():
@@ -199,8 +193,7 @@ class Engine:
         """Return how many blocks a job takes: a read of good size, within the memory that is allowed."""
         grids = [work.recipe.grid for work in group.works] + [source.grid for source in group.inputs.values()]
         elements = max(grid.block_rows * grid.row_elements for grid in grids)
-        memory = self._options.job_memory
-        return job_blocks(elements, sum(map(block_bytes, grids)), self._options.workers, memory)
+        return job_blocks(elements, sum(map(block_bytes, grids)), self._options.workers, self._job_memory)
 
     def _take(self, done: JobDone, run: _Run) -> None:
         """Enter a job's results."""

@@ -31,10 +31,12 @@ from mergepipe.lockfile.records import (
     LockedRule,
     LockedShard,
     LockedSideFile,
+    LockedSlice,
     LockedSource,
     LockedTensor,
 )
-from mergepipe.mergefile.schema import Mergefile, Rule, Source
+from mergepipe.mergefile.schema import ExpertRef, Mergefile, Rule, Source
+from mergepipe.plan.parts import Part
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
 
 FULL_BUDGET = "full"
@@ -46,12 +48,12 @@ def locked_source(source: Source, checkpoint: Checkpoint, digest: bytes | None, 
 
     The lock leaves the files out: it must not change when a source is sharded in another way. The manifest has them.
     """
-    location = {"path": source.path} if source.path is not None else {"hub": source.hub, "revision": source.revision}
+    location = {"path": source.path, "hub": source.hub, "revision": source.revision, "on": source.on}
     return LockedSource(
         name=source.name,
         location={key: value for key, value in location.items() if value is not None},
         digest=digest or UNKNOWN_DIGEST,
-        tensors=len(checkpoint.tensors),
+        tensors=len(checkpoint.stored),
         bytes=checkpoint.nbytes,
         files=tuple(LockedFile(name=f.name, bytes=f.identity.size) for f in checkpoint.files) if files else (),
     )
@@ -67,8 +69,9 @@ def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex)
         operator_version=plan.operator.version,
         numerics=str(output.params.get("numerics", "float32")),
         base=output.base,
-        experts=tuple(LockedExpert(source=e.source, params=dict(e.params)) for e in output.experts),
+        experts=tuple(map(_expert, output.experts)),
         params=dict(output.params),
+        slices=tuple(_slice(part) for part in plan.parts if part.slice is not None),
         rules=tuple(_rule(rule) for rule in output.rules),
         budget=FULL_BUDGET,
         write=_write(plan, tokenizer),
@@ -83,10 +86,32 @@ def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex)
     )
 
 
+def _expert(expert: ExpertRef) -> LockedExpert:
+    return LockedExpert(source=expert.source, params=dict(expert.params), layers=_range(expert.layers))
+
+
+def _slice(part: Part) -> LockedSlice:
+    declared = (part.output.slices or ())[part.slice or 0]
+    return LockedSlice(
+        layers=f"{declared.layers[0]}..{declared.layers[1]}",
+        operator=declared.operator,
+        operator_version=None if declared.operator is None else part.operator.version,
+        base=declared.base,
+        base_layers=_range(declared.base_layers),
+        experts=tuple(map(_expert, declared.experts)),
+        params=dict(declared.params),
+        rules=tuple(map(_rule, declared.rules)),
+    )
+
+
+def _range(layers: tuple[int, int] | None) -> str | None:
+    return None if layers is None else f"{layers[0]}..{layers[1]}"
+
+
 def _rule(rule: Rule) -> LockedRule:
     return LockedRule(
         match=rule.match,
-        layers=f"{rule.layers[0]}..{rule.layers[1]}" if rule.layers else None,
+        layers=_range(rule.layers),
         params=dict(rule.params),
         experts={name: dict(params) for name, params in rule.experts.items()},
     )
@@ -183,8 +208,8 @@ def locked_output(
 
 
 _DECLARED = (
-    "name", "path", "operator", "operator_version", "numerics", "base", "experts", "params", "rules", "budget",
-    "write", "sources", "expert_bytes_full", "expert_bytes_planned", "bound",
+    "name", "path", "operator", "operator_version", "numerics", "base", "experts", "params", "slices", "rules",
+    "budget", "write", "sources", "expert_bytes_full", "expert_bytes_planned", "bound",
 )  # fmt: skip
 
 
@@ -236,16 +261,23 @@ def _manifest_tensor(tensor: TensorPlan, blocks: bytes, index: SourceIndex) -> M
         shape=tensor.shape,
         decision=tensor.decision.value,
         parameters=ParameterSet(params=dict(tensor.params.values), experts=tensor.params.experts),
-        inputs=tuple(_manifest_input(ref, index) for slot in tensor.slots if slot is not None for ref in slot.stored),
+        inputs=tuple(
+            _manifest_input(tensor.name, ref, index) for slot in tensor.slots if slot is not None for ref in slot.stored
+        ),
         blocks=blocks,
     )
 
 
-def _manifest_input(slot: InputRef, index: SourceIndex) -> ManifestInput:
+def _manifest_input(name: str, slot: InputRef, index: SourceIndex) -> ManifestInput:
     digest, blocks = index.tensor(slot.source, slot.info), index.blocks(slot.source, slot.info)
     assert digest is not None, "every input of a finished tensor is known"
     assert blocks is not None, "every input of a finished tensor is known"
-    return ManifestInput(source=slot.source, digest=digest, blocks=truncate_digests(blocks))
+    return ManifestInput(
+        source=slot.source,
+        digest=digest,
+        blocks=truncate_digests(blocks),
+        tensor=None if slot.info.name == name else slot.info.name,
+    )
 
 
 def block_facts(plan: OutputPlan, meter: Meter) -> dict[str, int]:

@@ -21,10 +21,11 @@ from mergepipe.lockfile.records import (
     UNKNOWN_DIGEST,
     LockedOutput,
     LockedRule,
+    LockedSlice,
     LockedSource,
     Lockfile,
 )
-from mergepipe.lockfile.writer import bound_texts, key_text, tensor_text, value_text
+from mergepipe.lockfile.writer import bound_texts, expert_text, key_text, tensor_text, value_text
 from mergepipe.signatures import ParamValue
 from mergepipe.units import format_count
 
@@ -181,7 +182,10 @@ def _output_differences(
     declared = DifferenceKind.DECLARED
     yield from _facts_differences(entry, _declared_facts(old), _declared_facts(new), declared, _declared_reason)
     yield from _expert_differences(f"{entry}.experts", old, new)
-    yield from _facts_differences(f"{entry}.rules", _rules_facts(old), _rules_facts(new), declared, _declared_reason)
+    slices = _slices_facts(old), _slices_facts(new)
+    yield from _facts_differences(f"{entry}.slices", *slices, declared, _declared_reason)
+    rules = _rules_facts(old.rules), _rules_facts(new.rules)
+    yield from _facts_differences(f"{entry}.rules", *rules, declared, _declared_reason)
     if results:
         yield from _result_differences(entry, old, new)
 
@@ -203,7 +207,7 @@ def _declared_facts(output: LockedOutput) -> Facts:
 
 
 def _declared_reason(key: str) -> str:
-    if key == "operator_version":
+    if key.rpartition(".")[2] == "operator_version":
         return "this mergepipe computes the operator differently"
     if key.startswith("sources."):
         return "it was made from other content of this source"
@@ -231,9 +235,26 @@ def _expert_differences(entry: str, old: LockedOutput, new: LockedOutput) -> Ite
         yield from _facts_differences(f"{entry}[{index}]", *facts, DifferenceKind.DECLARED, _declared_reason)
 
 
-def _rules_facts(output: LockedOutput) -> Facts:
+def _slices_facts(output: LockedOutput) -> Facts:
     facts: Facts = {}
-    for index, rule in enumerate(output.rules):
+    for index, part in enumerate(output.slices):
+        facts |= {f"[{index}].{key}": text for key, text in _slice_facts(part).items()}
+    return facts
+
+
+def _slice_facts(part: LockedSlice) -> Facts:
+    facts = {"layers": value_text(part.layers)}
+    for key in ("operator", "operator_version", "base", "base_layers"):
+        value = getattr(part, key)
+        facts |= {} if value is None else {key: value_text(value)}
+    facts |= {f"experts[{index}]": expert_text(expert) for index, expert in enumerate(part.experts)}
+    facts |= _param_facts("params.", part.params)
+    return facts | {f"rules{key}": text for key, text in _rules_facts(part.rules).items()}
+
+
+def _rules_facts(rules: Sequence[LockedRule]) -> Facts:
+    facts: Facts = {}
+    for index, rule in enumerate(rules):
         facts |= {f"[{index}].{key}": text for key, text in _rule_facts(rule).items()}
     return facts
 

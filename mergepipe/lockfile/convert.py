@@ -19,6 +19,7 @@ from mergepipe.lockfile.records import (
     LockedRule,
     LockedShard,
     LockedSideFile,
+    LockedSlice,
     LockedSource,
     LockedTensor,
 )
@@ -84,20 +85,40 @@ def _output_to_wire(output: LockedOutput) -> wire.Output:
         operator_version=output.operator_version,
         numerics=output.numerics,
         base=output.base,
-        experts=[wire.Expert(source=expert.source, params=_params_to_wire(expert.params)) for expert in output.experts],
+        experts=list(map(_expert_to_wire, output.experts)),
         params=_params_to_wire(output.params),
-        rules=[
-            wire.Rule(
-                match=list(rule.match),
-                layers=rule.layers,
-                params=_params_to_wire(rule.params),
-                experts={name: _params_to_wire(rule.experts[name]) for name in sorted(rule.experts)},
-            )
-            for rule in output.rules
-        ],
+        slices=list(map(_slice_to_wire, output.slices)),
+        rules=list(map(_rule_to_wire, output.rules)),
         budget=output.budget,
         write={key: output.write[key] for key in sorted(output.write)},
         sources={name: format_digest(output.sources[name]) for name in sorted(output.sources)},
+    )
+
+
+def _expert_to_wire(expert: LockedExpert) -> wire.Expert:
+    layers = msgspec.UNSET if expert.layers is None else expert.layers
+    return wire.Expert(source=expert.source, layers=layers, params=_params_to_wire(expert.params))
+
+
+def _slice_to_wire(part: LockedSlice) -> wire.Slice:
+    return wire.Slice(
+        layers=part.layers,
+        operator=part.operator,
+        operator_version=part.operator_version,
+        base=part.base,
+        base_layers=part.base_layers,
+        experts=list(map(_expert_to_wire, part.experts)),
+        params=_params_to_wire(part.params),
+        rules=list(map(_rule_to_wire, part.rules)),
+    )
+
+
+def _rule_to_wire(rule: LockedRule) -> wire.Rule:
+    return wire.Rule(
+        match=list(rule.match),
+        layers=rule.layers,
+        params=_params_to_wire(rule.params),
+        experts={name: _params_to_wire(rule.experts[name]) for name in sorted(rule.experts)},
     )
 
 
@@ -192,7 +213,12 @@ def _tensor_to_wire(tensor: records.ManifestTensor, locked: LockedTensor, parame
         access="full" if tensor.levels is None else wire.Levels(levels=tensor.levels),
         blocks=tensor.blocks,
         inputs=[
-            wire.Input(source=source.source, digest=format_digest(source.digest), blocks=source.blocks)
+            wire.Input(
+                source=source.source,
+                tensor=msgspec.UNSET if source.tensor is None else source.tensor,
+                digest=format_digest(source.digest),
+                blocks=source.blocks,
+            )
             for source in tensor.inputs
         ],
     )
@@ -232,8 +258,9 @@ def _output_from_wire(wired: wire.Manifest) -> LockedOutput:
         operator_version=output.operator_version,
         numerics=output.numerics,
         base=output.base,
-        experts=tuple(LockedExpert(source=e.source, params=_params_from_wire(e.params)) for e in output.experts),
+        experts=tuple(map(_expert_from_wire, output.experts)),
         params=_params_from_wire(output.params),
+        slices=tuple(map(_slice_from_wire, output.slices)),
         rules=tuple(map(_rule_from_wire, output.rules)),
         budget=output.budget,
         write=output.write,
@@ -253,6 +280,24 @@ def _output_from_wire(wired: wire.Manifest) -> LockedOutput:
             )
             for tensor in wired.tensors
         ),
+    )
+
+
+def _expert_from_wire(expert: wire.Expert) -> LockedExpert:
+    layers = None if expert.layers is msgspec.UNSET else expert.layers
+    return LockedExpert(source=expert.source, params=_params_from_wire(expert.params), layers=layers)
+
+
+def _slice_from_wire(part: wire.Slice) -> LockedSlice:
+    return LockedSlice(
+        layers=part.layers,
+        operator=part.operator,
+        operator_version=part.operator_version,
+        base=part.base,
+        base_layers=part.base_layers,
+        experts=tuple(map(_expert_from_wire, part.experts)),
+        params=_params_from_wire(part.params),
+        rules=tuple(map(_rule_from_wire, part.rules)),
     )
 
 
@@ -290,7 +335,12 @@ def _tensor_from_wire(tensor: wire.Tensor, sets: list[records.ParameterSet]) -> 
         decision=tensor.decision,
         parameters=None if tensor.parameters is None else sets[tensor.parameters],
         inputs=tuple(
-            records.ManifestInput(source=i.source, digest=parse_digest(i.digest), blocks=i.blocks)
+            records.ManifestInput(
+                source=i.source,
+                digest=parse_digest(i.digest),
+                blocks=i.blocks,
+                tensor=None if i.tensor is msgspec.UNSET else i.tensor,
+            )
             for i in tensor.inputs
         ),
         blocks=tensor.blocks,

@@ -156,7 +156,8 @@ def _tensor_problems(tensor: ManifestTensor, locked: LockedTensor, manifest: Man
     for source in tensor.inputs:
         if len(source.blocks) % INPUT_DIGEST_SIZE:
             yield f"the block digests of `{source.source}` have {len(source.blocks)} bytes"
-    experts = len(manifest.output.experts)
+    sliced = tensor.parameters if manifest.output.slices else None
+    experts = len(manifest.output.experts if sliced is None else sliced.experts)
     if tensor.levels is not None and len(tensor.levels) != experts * count:
         yield f"{len(tensor.levels)} access levels for {experts} experts of {count} blocks"
     if locked.read > locked.total:

@@ -34,6 +34,8 @@ class ManifestInput:
     ----------
     source
         Its name.
+    tensor
+        The name of its tensor where that is another one than the output's, else None.
     digest
         The digest of the source's tensor, 32 bytes.
     blocks
@@ -43,6 +45,7 @@ class ManifestInput:
     source: str
     digest: bytes
     blocks: bytes
+    tensor: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from mergepipe.lockfile.records import (
     LockedRule,
     LockedShard,
     LockedSideFile,
+    LockedSlice,
     LockedSource,
     LockedTensor,
     Lockfile,
@@ -36,8 +37,8 @@ _REGENERATE = "restore it from version control, or delete it and run `mergepipe 
 
 _OUTPUT_KEYS = (
     *("path", "publish", "operator", "operator_version", "numerics", "base", "experts", "params", "budget", "write"),
-    "sources",
-    *("expert_bytes_full", "expert_bytes_planned", "bound", "digest", "shards", "side_files", "rules", "tensors"),
+    *("sources", "slices", "rules", "expert_bytes_full", "expert_bytes_planned", "bound", "digest", "shards"),
+    *("side_files", "tensors"),
 )
 
 
@@ -163,6 +164,7 @@ def _output(name: str, table: Table) -> LockedOutput:
         base=table.text("base") if "base" in table else None,
         experts=tuple(map(_expert, table.array("experts"))),
         params=table.optional_table("params").params(),
+        slices=tuple(map(_slice, table.optional_array("slices"))),
         rules=tuple(map(_rule, table.optional_array("rules"))),
         budget=table.text("budget"),
         write=table.optional_table("write").texts_and_integers(),
@@ -187,14 +189,36 @@ def _path(table: Table) -> str | None:
 
 
 def _expert(table: Table) -> LockedExpert:
-    return LockedExpert(source=table.text("source"), params=table.params(skip="source"))
+    return LockedExpert(
+        source=table.text("source"),
+        params=table.params(skip=("source", "layers")),
+        layers=_optional_text(table, "layers"),
+    )
+
+
+def _optional_text(table: Table, key: str) -> str | None:
+    return table.text(key) if key in table else None
+
+
+def _slice(table: Table) -> LockedSlice:
+    table.allow("layers", "operator", "operator_version", "base", "base_layers", "experts", "params", "rules")
+    return LockedSlice(
+        layers=table.text("layers"),
+        operator=_optional_text(table, "operator"),
+        operator_version=table.integer("operator_version") if "operator_version" in table else None,
+        base=_optional_text(table, "base"),
+        base_layers=_optional_text(table, "base_layers"),
+        experts=tuple(map(_expert, table.array("experts"))),
+        params=table.optional_table("params").params(),
+        rules=tuple(map(_rule, table.optional_array("rules"))),
+    )
 
 
 def _rule(table: Table) -> LockedRule:
     table.allow("match", "layers", "params", "experts")
     return LockedRule(
         match=table.texts("match"),
-        layers=table.text("layers") if "layers" in table else None,
+        layers=_optional_text(table, "layers"),
         params=table.optional_table("params").params(),
         experts={name: expert.params() for name, expert in table.optional_table("experts").tables()},
     )

@@ -96,10 +96,15 @@ class LockedSideFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedExpert:
-    """An expert of an output and the parameters given beside it (none of them is called ``source``)."""
+    """An expert of an output or a slice, and the parameters given beside it.
+
+    ``layers`` is its own range such as ``4..12`` in a slice, else None. No parameter is called ``source`` or
+    ``layers``.
+    """
 
     source: str
     params: Mapping[str, ParamValue]
+    layers: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +128,38 @@ class LockedRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LockedSlice:
+    """A slice of an output, as declared.
+
+    Attributes
+    ----------
+    layers, base_layers
+        Half-open ranges such as ``8..16``; of the base None where it is that of the slice.
+    operator, operator_version, base
+        None where they are the output's.
+    experts
+        In their order; ``source = "NAME"`` is one expert.
+    params, rules
+        On top of the output's.
+    """
+
+    layers: str
+    operator: str | None
+    operator_version: int | None
+    base: str | None
+    base_layers: str | None
+    experts: tuple[LockedExpert, ...]
+    params: Mapping[str, ParamValue]
+    rules: tuple[LockedRule, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LockedOutput:
     """An output: what was declared, and what came out.
 
     Attributes
     ----------
-    name, path, operator, operator_version, numerics, base, experts, params, rules, budget, write
+    name, path, operator, operator_version, numerics, base, experts, params, slices, rules, budget, write
         The declared part, as resolved from the Mergefile. ``path`` is None for an output that is not published.
     sources
         The digest of each source that this output was made from, so that a build of some outputs cannot mix them;
@@ -162,6 +193,7 @@ class LockedOutput:
     shards: tuple[LockedShard, ...]
     side_files: tuple[LockedSideFile, ...]
     tensors: tuple[LockedTensor, ...]
+    slices: tuple[LockedSlice, ...] = ()
 
     def declared(self) -> LockedOutput:
         """Return this output without results: what is known before anything is merged."""

@@ -170,9 +170,9 @@ class Table:
         """Yield the tables of an array, none where there is no array."""
         return self.array(key) if key in self._data else iter(())
 
-    def params(self, skip: str | None = None) -> dict[str, ParamValue]:
-        """Return the whole table as parameter values by name, without the key ``skip``."""
-        return {key: self._param(key) for key in self._data if key != skip}
+    def params(self, skip: tuple[str, ...] = ()) -> dict[str, ParamValue]:
+        """Return the whole table as parameter values by name, without the keys ``skip``."""
+        return {key: self._param(key) for key in self._data if key not in skip}
 
     def _param(self, key: str) -> ParamValue:
         value = self._data[key]

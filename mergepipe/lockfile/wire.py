@@ -26,10 +26,11 @@ class Version(msgspec.Struct):
     version: int
 
 
-class Expert(_Record):
-    """`LockedExpert`."""
+class Expert(_Record, kw_only=True, omit_defaults=True):
+    """`LockedExpert`; its own layers only in slices."""
 
     source: str
+    layers: str | msgspec.UnsetType = msgspec.UNSET
     params: dict[str, WireParam]
 
 
@@ -40,6 +41,19 @@ class Rule(_Record):
     layers: str | None
     params: dict[str, WireParam]
     experts: dict[str, dict[str, WireParam]]
+
+
+class Slice(_Record):
+    """`LockedSlice`."""
+
+    layers: str
+    operator: str | None
+    operator_version: Count | None
+    base: str | None
+    base_layers: str | None
+    experts: list[Expert]
+    params: dict[str, WireParam]
+    rules: list[Rule]
 
 
 class Output(_Record):
@@ -53,6 +67,7 @@ class Output(_Record):
     base: str | None
     experts: list[Expert]
     params: dict[str, WireParam]
+    slices: list[Slice]
     rules: list[Rule]
     budget: str
     write: dict[str, str | int]
@@ -133,10 +148,11 @@ class ExpertBlocks(_Record):
     total: Count
 
 
-class Input(_Record):
-    """`ManifestInput`."""
+class Input(_Record, kw_only=True, omit_defaults=True):
+    """`ManifestInput`; its tensor only where that has another name than the output's."""
 
     source: str
+    tensor: str | msgspec.UnsetType = msgspec.UNSET
     digest: Digest
     blocks: bytes
 

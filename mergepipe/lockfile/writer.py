@@ -19,6 +19,7 @@ from mergepipe.lockfile.records import (
     LockedExpert,
     LockedOutput,
     LockedRule,
+    LockedSlice,
     LockedSource,
     LockedTensor,
     Lockfile,
@@ -70,10 +71,12 @@ def _output_lines(output: LockedOutput) -> Iterator[str]:
     yield f"[{table}]"
     yield from _declared_lines(output)
     yield from _result_lines(output)
-    for rule in output.rules:
+    for part in output.slices:
         yield ""
-        yield f"[[{table}.rules]]"
-        yield from _rule_lines(rule)
+        yield f"[[{table}.slices]]"
+        yield from _slice_lines(part)
+        yield from _rules(f"{table}.slices", part.rules)
+    yield from _rules(table, output.rules)
     yield ""
     yield f"[{table}.tensors]"
     for tensor in output.tensors:
@@ -114,6 +117,27 @@ def _result_lines(output: LockedOutput) -> Iterator[str]:
     )
 
 
+def _rules(table: str, rules: Iterable[LockedRule]) -> Iterator[str]:
+    for rule in rules:
+        yield ""
+        yield f"[[{table}.rules]]"
+        yield from _rule_lines(rule)
+
+
+def _slice_lines(part: LockedSlice) -> Iterator[str]:
+    yield f"layers = {quote(part.layers)}"
+    if part.operator is not None:
+        yield f"operator = {quote(part.operator)}"
+    if part.operator_version is not None:
+        yield f"operator_version = {part.operator_version}"
+    if part.base is not None:
+        yield f"base = {quote(part.base)}"
+    if part.base_layers is not None:
+        yield f"base_layers = {quote(part.base_layers)}"
+    yield from _array("experts", map(expert_text, part.experts))
+    yield from _dotted("params", part.params)
+
+
 def _rule_lines(rule: LockedRule) -> Iterator[str]:
     yield from _array("match", map(quote, rule.match))
     if rule.layers is not None:
@@ -137,9 +161,11 @@ def _dotted(prefix: str, table: Mapping[str, ParamValue]) -> Iterator[str]:
 
 def expert_text(expert: LockedExpert) -> str:
     """Return an expert as an inline table: ``{ source = "code", weight = 0.4 }``."""
-    if "source" in expert.params:
-        raise InternalError(f"expert `{expert.source}` has a parameter called `source`")
+    for key in ("source", "layers"):
+        if key in expert.params:
+            raise InternalError(f"expert `{expert.source}` has a parameter called `{key}`")
     facts = [f"source = {quote(expert.source)}"]
+    facts += [f"layers = {quote(expert.layers)}"] if expert.layers is not None else []
     facts += [f"{key_text(key)} = {value_text(expert.params[key])}" for key in sorted(expert.params)]
     return "{ " + ", ".join(facts) + " }"
 

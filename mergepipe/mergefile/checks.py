@@ -27,6 +27,8 @@ def references(output: Output) -> Iterator[tuple[str, KeyPath]]:
     for index, expert in enumerate(output.experts):
         yield expert.source, (*path, "experts", index)
     for index, part in enumerate(output.slices or ()):
+        if part.base is not None:
+            yield part.base, (*path, "slices", index, "base")
         for expert in part.experts:
             yield expert.source, (*path, "slices", index)
     if output.write.tokenizer is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mergepipe.mergefile.names import Names
 from mergepipe.mergefile.params import read_params
+from mergepipe.mergefile.ranges import read_range
 from mergepipe.mergefile.schema import ExpertRef
 from mergepipe.mergefile.suggest import code
 from mergepipe.mergefile.table import Table
@@ -16,12 +17,17 @@ _EXPECTED = "a list of names and tables"
 _HINT = 'write `experts = ["math", { source = "code", weight = 0.5 }]`'
 
 
-def read_experts(table: Table, signature: OperatorSignature | None, names: Names) -> tuple[ExpertRef, ...]:
-    """Return the experts of an output or a slice, recording what is wrong with them."""
+def read_experts(
+    table: Table, signature: OperatorSignature | None, names: Names, *, ranged: bool = False
+) -> tuple[ExpertRef, ...]:
+    """Return the experts of an output or a slice, recording what is wrong with them.
+
+    With ``ranged`` (in a slice) each may have `layers` of its own.
+    """
     found: dict[str, int] = {}
     experts = []
     for index, value in enumerate(table.items("experts", _EXPECTED, _HINT)):
-        expert = _expert(table, index, value, signature, names)
+        expert = _expert(table, index, value, signature, names, ranged=ranged)
         experts.append(expert)
         if expert.source in found:
             table.problems.add(
@@ -34,7 +40,9 @@ def read_experts(table: Table, signature: OperatorSignature | None, names: Names
     return tuple(experts)
 
 
-def _expert(table: Table, index: int, value: Any, signature: OperatorSignature | None, names: Names) -> ExpertRef:
+def _expert(
+    table: Table, index: int, value: Any, signature: OperatorSignature | None, names: Names, *, ranged: bool
+) -> ExpertRef:
     """Return one entry of the list; where it is wrong, one without a name keeps its place."""
     path = table.at("experts", index)
     if isinstance(value, str) and value:
@@ -45,34 +53,41 @@ def _expert(table: Table, index: int, value: Any, signature: OperatorSignature |
         table.problems.add(path, "invalid value", expected=expected, got=value, hint=_HINT)
         return ExpertRef(source="")
     entry = Table(value, path, table.problems)
-    params = read_params(entry, signature, expert=True, skip=("source",))
+    params = read_params(entry, signature, expert=True, skip=("source", "layers") if ranged else ("source",))
     if "source" not in entry:
         entry.missing("source", "which source the expert is", hint=_HINT)
     source = entry.string("source", "the name of a source")
     if source is not None:
         names.check(source, entry.at("source"), table.problems)
-    return ExpertRef(source=source or "", params=params)
+    layers = read_range(entry, "layers") if ranged else None
+    return ExpertRef(source=source or "", params=params, layers=layers)
 
 
-def check_count(table: Table, signature: OperatorSignature | None) -> None:
-    """Record that an output or a slice has too few or too many experts for its operator."""
-    value = table.data.get("experts")
-    if not isinstance(value, list):
-        return
+def check_count(
+    table: Table, signature: OperatorSignature | None, *, key: str = "experts", count: int | None = None
+) -> None:
+    """Record that an output or a slice has too few or too many experts for its operator.
+
+    They are those of the list at ``key``, unless their ``count`` is given.
+    """
+    value = table.data.get(key)
+    if count is None:
+        if not isinstance(value, list):
+            return
+        count = len(value)
     low = 1 if signature is None else signature.min_experts
     high = None if signature is None else signature.max_experts
-    if len(value) >= low and (high is None or len(value) <= high):
+    if count >= low and (high is None or count <= high):
         return
     if low == high:
         needs = f"exactly {low}"
-    elif high is not None and len(value) > high:
+    elif high is not None and count > high:
         needs = f"at most {high}"
     else:
         needs = f"at least {low}"
     noun = "expert" if needs.endswith(" 1") else "experts"
     who = "an output" if signature is None else code(signature.name)
-    count = str(len(value)) if value else "none"
-    table.problems.add(table.at("experts"), f"{who} needs {needs} {noun}, and there {_are(len(value))} {count}")
+    table.problems.add(table.at(key), f"{who} needs {needs} {noun}, and there {_are(count)} {count or 'none'}")
 
 
 def _are(count: int) -> str:

@@ -9,8 +9,9 @@ from mergepipe.mergefile.experts import check_count, read_experts
 from mergepipe.mergefile.names import Names
 from mergepipe.mergefile.params import missing_params, read_params
 from mergepipe.mergefile.problems import key_path
-from mergepipe.mergefile.rules import read_rules, read_slices
+from mergepipe.mergefile.rules import read_rules
 from mergepipe.mergefile.schema import DEFAULT_SHARD_SIZE, Budget, CustomOperator, ExpertRef, Output, Write
+from mergepipe.mergefile.slices import Slices, read_slices
 from mergepipe.mergefile.suggest import code, did_you_mean, respelled, short_listing
 from mergepipe.mergefile.table import Table, finite_number
 from mergepipe.signatures import BasePolicy, OperatorSignature
@@ -50,12 +51,14 @@ def read_output(
     if "operator" not in table:
         table.missing("operator", "which merge method to run", hint='write `operator = "linear"`')
     experts = read_experts(table, signature, names)
-    slices = read_slices(table, signature, names)
-    _check_experts(table, signature)
+    slices = read_slices(table, signature, names, lambda entry: _operator(entry, signatures, custom))
     base = names.reference(table, "base")
-    params = read_params(table.table("params"), signature, expert=False)
-    _check_required(table, signature, params, experts)
-    in_slices = [expert.source for part in slices or () for expert in part.experts]
+    shared, others = _shared_signatures(signature, slices)
+    params = read_params(table.table("params"), shared, expert=False, others=others)
+    if slices is None:
+        _check_experts(table, signature)
+        _check_required(table, signature, params, experts)
+    known = dict.fromkeys([*_listed(table), *(slices.experts if slices else ())])
     return Output(
         name=name,
         operator=operator,
@@ -63,13 +66,23 @@ def read_output(
         experts=experts,
         path=table.string("path", "a path relative to the Mergefile") or f"build/{name}",
         params=params,
-        rules=read_rules(table, signature, tuple(dict.fromkeys([*_listed(table), *in_slices]))),
+        rules=read_rules(table, shared, tuple(known), others),
         budget=_budget(table),
         write=_write(table, names),
-        slices=slices,
+        slices=None if slices is None else slices.slices,
         publish=table.flag("publish", default=True),
         line=table.line,
     )
+
+
+def _shared_signatures(
+    signature: OperatorSignature | None, slices: Slices | None
+) -> tuple[OperatorSignature | None, tuple[OperatorSignature, ...]]:
+    """Return the signatures that the output's parameters and rules are for; none if one of them is not known."""
+    others = [] if slices is None else [one for one in slices.signatures if one is not None]
+    if slices is not None and len(others) < len(slices.signatures):
+        return None, ()
+    return signature, tuple(others)
 
 
 def _operator(
@@ -102,7 +115,7 @@ def _listed(table: Table) -> list[str]:
 def _check_experts(table: Table, signature: OperatorSignature | None) -> None:
     if "experts" in table:
         check_count(table, signature)
-    elif "slices" not in table:
+    else:
         table.missing("experts", "what to merge", hint='write `experts = ["NAME", ...]`, the names of sources')
 
 

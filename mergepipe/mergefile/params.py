@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mergepipe.mergefile.locate import KeyPath
@@ -23,6 +23,7 @@ def read_params(
     *,
     expert: bool,
     skip: Iterable[str] = (),
+    others: Sequence[OperatorSignature] = (),
 ) -> dict[str, ParamValue]:
     """Return the parameters in a table, recording what is wrong with them.
 
@@ -36,6 +37,9 @@ def read_params(
         Whether they are given for one expert.
     skip
         Keys of the table that are not parameters.
+    others
+        Signatures of further operators whose parameters may be given here: those of an output's slices. A value must
+        suit every operator that has the parameter.
     """
     params: dict[str, ParamValue] = {}
     for name, value in table.data.items() if table is not None else ():
@@ -45,41 +49,55 @@ def read_params(
         if signature is None:
             parsed = _any_value(value, path, table.problems)
         else:
-            spec = _known(name, path, signature, table.problems, expert=expert)
-            parsed = None if spec is None else read_value(spec, value, path, table.problems)
+            specs = _known(name, path, (signature, *others), table.problems, expert=expert)
+            parsed = _read_for_all(specs, value, path, table.problems)
         if parsed is not None:
             params[name] = parsed
     return params
 
 
+def _read_for_all(
+    specs: Sequence[ParamSpec], value: Any, path: KeyPath, problems: Problems
+) -> ParamValue | None:
+    """Return a value that suits all of the specs; None after recording the first complaint, or for no specs."""
+    parsed: ParamValue | None = None
+    for spec in dict.fromkeys(specs):
+        parsed = read_value(spec, value, path, problems)
+        if parsed is None:
+            return None
+    return parsed
+
+
 def _known(
-    name: str, path: KeyPath, signature: OperatorSignature, problems: Problems, *, expert: bool
-) -> ParamSpec | None:
-    """Return the spec of a parameter that may be given here, recording it if there is none."""
-    specs = signature.all_params()
-    spec = specs.get(name)
-    if spec is None:
+    name: str, path: KeyPath, signatures: Sequence[OperatorSignature], problems: Problems, *, expert: bool
+) -> list[ParamSpec]:
+    """Return the specs of a parameter that may be given here, recording it if there is none."""
+    signature = signatures[0]
+    tables = [one.all_params() for one in signatures]
+    specs = {key: spec for table in reversed(tables) for key, spec in table.items()}
+    found = [table[name] for table in tables if name in table]
+    if not found:
         allowed = [s.name for s in specs.values() if not expert or s.scope is Scope.EXPERT]
         problems.add(
             path,
             f"unknown parameter of {code(signature.name)}",
-            expected=_names(signature, allowed),
+            expected=_names(signatures, allowed),
             hint=_name_hint(name, path, specs, expert=expert),
         )
-        return None
-    if expert and spec.scope is Scope.OUTPUT:
+        return []
+    fitting = [spec for spec in found if not expert or spec.scope is Scope.EXPERT]
+    if not fitting:
         problems.add(
             path,
             f"{code(name)} is a parameter of the whole output, not of one expert",
             hint=f"move it to `[{key_path((*path[:2], 'params'))}]`, or to `params` of a rule",
         )
-        return None
-    return spec
+    return fitting
 
 
-def _names(signature: OperatorSignature, allowed: list[str]) -> str:
-    """Return the operator's own parameter names in words; the common ones only where it has no others."""
-    own = [name for name in allowed if name in {spec.name for spec in signature.params}]
+def _names(signatures: Sequence[OperatorSignature], allowed: list[str]) -> str:
+    """Return the operators' own parameter names in words; the common ones only where there are no others."""
+    own = [name for name in allowed if name in {spec.name for one in signatures for spec in one.params}]
     return "no parameters here" if not own else short_listing(own) or "a parameter that it takes"
 
 

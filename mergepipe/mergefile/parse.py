@@ -2,7 +2,7 @@
 
 The steps: TOML (`text`), lines (`locate`), entry by entry against the schema and the operators' signatures
 (`sources`, `outputs`, ...), the file as a whole (`checks`), and what this release cannot execute (`unsupported`). No
-weight is read, and only `load_mergefile` looks at the file system.
+weight is read, and only `load_mergefile` looks at the file system, for the Mergefile alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mergepipe.mergefile.schema import CustomOperator, Mergefile
 from mergepipe.mergefile.sources import SOURCE_KEYS, read_operator, read_source
 from mergepipe.mergefile.table import Table
 from mergepipe.mergefile.text import parse_toml, read_text
-from mergepipe.mergefile.unsupported import report_adapters, report_unsupported
+from mergepipe.mergefile.unsupported import report_unsupported
 from mergepipe.signatures import OperatorSignature
 
 VERSION = 1
@@ -44,15 +44,12 @@ def load_mergefile(path: Path, signatures: Mapping[str, OperatorSignature]) -> M
         If the operating system refuses to read it.
     """
     mergefile, problems = _read(read_text(path), path, signatures)
-    report_adapters(mergefile, problems)
     problems.raise_if_any()
     return mergefile
 
 
 def parse_mergefile(text: str, path: Path, signatures: Mapping[str, OperatorSignature]) -> Mergefile:
     """Return the Mergefile in ``text``; ``path`` is where it is, or would be.
-
-    It does not look at the file system, and so cannot know that a source is an adapter.
 
     Raises
     ------

@@ -5,8 +5,7 @@ Each function here goes away when its feature arrives; the schema and the parser
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.problems import Problems
@@ -14,14 +13,11 @@ from mergepipe.mergefile.schema import Mergefile, Output, Source
 from mergepipe.mergefile.suggest import code, short_listing
 from mergepipe.signatures import OperatorSignature
 
-_ADAPTER_CONFIG = "adapter_config.json"
-_ADAPTER_HINT = "merge the adapter into its base first, and give the path of the result"
-
 
 def report_unsupported(mergefile: Mergefile, signatures: Mapping[str, OperatorSignature], problems: Problems) -> None:
     """Record what is declared and cannot be executed yet."""
     for source in mergefile.sources.values():
-        _source(source, problems)
+        _source(source, mergefile, problems)
         if source.on is not None and source.on in mergefile.outputs and source.on not in mergefile.sources:
             advice = f"build {code(source.on)} first, and declare its directory under `[sources]`"
             _unsupported(problems, ("sources", source.name, "on"), "an adapter on an output", "adapter", advice)
@@ -29,34 +25,31 @@ def report_unsupported(mergefile: Mergefile, signatures: Mapping[str, OperatorSi
         _unsupported(problems, ("operators", name), f"a custom operator ({code(name)})", "custom_operator")
     available = short_listing([name for name, signature in signatures.items() if signature.available], "and")
     for output in mergefile.outputs.values():
-        signature = signatures.get(output.operator)
-        if signature is not None and not signature.available:
-            hint = None if available is None else f"this release runs {available}"
-            _unsupported(problems, ("outputs", output.name, "operator"), code(output.operator), "operator", hint)
+        for path, operator in _operators(output):
+            signature = signatures.get(operator)
+            if signature is not None and not signature.available:
+                hint = None if available is None else f"this release runs {available}"
+                _unsupported(problems, path, code(operator), "operator", hint)
         _output(output, problems)
 
 
-def report_adapters(mergefile: Mergefile, problems: Problems) -> None:
-    """Record the sources whose folder holds an adapter; those with ``on`` were recorded already."""
-    for source in mergefile.sources.values():
-        path = mergefile.source_path(source.name)
-        if path is not None and source.on is None and os.path.isfile(path / _ADAPTER_CONFIG):  # noqa: PTH113
-            _unsupported(
-                problems,
-                ("sources", source.name, "path"),
-                f"an adapter (`{_ADAPTER_CONFIG}` in {code(source.path or '')})",
-                "adapter",
-                _ADAPTER_HINT,
-            )
+def _operators(output: Output) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the operators that an output and its slices name, and where."""
+    yield ("outputs", output.name, "operator"), output.operator
+    for number, part in enumerate(output.slices or ()):
+        if part.operator is not None:
+            yield ("outputs", output.name, "slices", number, "operator"), part.operator
 
 
-def _source(source: Source, problems: Problems) -> None:
+def _source(source: Source, mergefile: Mergefile, problems: Problems) -> None:
     path: KeyPath = ("sources", source.name)
     if source.hub is not None:
         hint = "download the checkpoint, and give its `path`"
         _unsupported(problems, (*path, "hub"), "`hub`", "hub", hint)
-    if source.on is not None:
-        _unsupported(problems, (*path, "on"), "`on` (an adapter)", "adapter", _ADAPTER_HINT)
+    below = mergefile.sources.get(source.on or "")
+    if below is not None and below.on is not None and below.name != source.name:
+        hint = f"merge {code(below.name)} into {code(below.on)} first (`passthrough`), and apply it to the result"
+        _unsupported(problems, (*path, "on"), "an adapter on an adapter", "adapter", hint)
     if source.progressive:
         hint = "remove it: it changes no result"
         _unsupported(problems, (*path, "progressive"), "`progressive`", "progressive", hint)
@@ -67,8 +60,6 @@ def _output(output: Output, problems: Problems) -> None:
     if output.budget is not None and not output.budget.is_full_read:
         hint = 'remove it, or write `expert_reads = "100%"`: the full-read merge'
         _unsupported(problems, (*path, "budget"), "`budget`", "budget", hint)
-    if output.slices is not None:
-        _unsupported(problems, (*path, "slices"), "`slices`", "slices")
 
 
 def _unsupported(problems: Problems, path: KeyPath, what: str, feature: str, hint: str | None = None) -> None:

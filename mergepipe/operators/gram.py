@@ -15,13 +15,19 @@ from typing import Any, ClassVar
 from mergepipe.operators.contract import Array, BlockInputs, Statistic, StatisticValues
 from mergepipe.operators.numerics import weighted_sum
 
+NO_ANGLE = (
+    "Where inner products are not finite (infinite or NaN values that `non_finite` allows, or float64 values beyond "
+    "1e154) there are no angles, and the result is linear: "
+)
+"""What the references of these operators say of such inputs."""
+
 GramSteps = Generator[Sequence[Statistic], StatisticValues, Array]
 """Asks for the statistics of a Gram matrix and returns it, float64 ``(vectors, vectors)``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GramOfValues(Statistic):
-    """The inner products of the inputs' values, packed: float64, slot 0 of `slots` with 0, with 1, ..., 1 with 1, ..."""
+    """The inner products of the inputs' values, packed float64: the first slot with itself, with the second, ..."""
 
     name: ClassVar = "gram_of_values"
     version: ClassVar = 1
@@ -85,8 +91,9 @@ def folded(blocks: Iterable[bytes], count: int) -> Array:
     from mergepipe.operators.vectors import symmetric
 
     total = np.zeros(count * (count + 1) // 2)
-    for block in blocks:
-        total += np.frombuffer(block, "<f8")
+    with np.errstate(all="ignore"):  # what is not finite is looked for in the sums
+        for block in blocks:
+            total += np.frombuffer(block, "<f8")
     return symmetric(total, count)
 
 

@@ -1,18 +1,16 @@
 """Random numbers that are addressed by place: the same for any cutting, order, thread count and machine.
 
-Each (seed, output tensor, expert source) has a stream of its own: numpy's Philox 4x64-10 (Salmon et al. 2011), a counter
-generator that can start anywhere. Its key are the first 16 bytes of ``record_digest("mask", seed, tensor, source)``,
-read as two little-endian 64-bit words, low word first; its counter starts at 0. The stream is what
-``numpy.random.Philox(key=key).random_raw()`` yields: 64-bit words 0, 1, 2, ... Element i of the tensor (flat index)
-has the 32-bit half ``i % 2`` (0 is the low half) of word ``i // 2``, as an integer r; its random number is
-``u = r / 2^32``, in [0, 1). An element is kept where ``u < p``, compared exactly.
+Each (seed, output tensor, expert source) has a stream of its own: numpy's Philox 4x64-10 (Salmon et al. 2011), a
+generator that counts and so can start anywhere. Its key are the first 16 bytes of
+``record_digest("mask", seed, tensor, source)``, read as two little-endian 64-bit words, low word first; its counter
+starts at 0. The stream is what ``numpy.random.Philox(key=key).random_raw()`` yields: 64-bit words 0, 1, 2, ...
+Element i of the tensor (flat index) has the 32-bit half ``i % 2`` (0 is the low half) of word ``i // 2``, as an
+integer r; its random number is ``u = r / 2^32``, in [0, 1). An element is kept where ``u < p``, compared exactly.
 """
 
 from __future__ import annotations
 
 import math
-
-import numpy as np
 
 from mergepipe.digest import record_digest
 from mergepipe.operators.contract import Array
@@ -29,23 +27,17 @@ def mask_key(seed: int, tensor: str, source: str) -> tuple[int, int]:
 
 def random_words(key: tuple[int, int], start: int, count: int) -> Array:
     """Return the 32-bit numbers r of the elements ``start`` to ``start + count - 1`` (uint32)."""
+    import numpy as np
+
     first = start // _ELEMENTS_PER_COUNT
     skip = start - first * _ELEMENTS_PER_COUNT
     generator = np.random.Philox(key=np.array(key, np.uint64), counter=first)
     words = generator.random_raw(-(-(skip + count) // 2))
-    return words.astype("<u8", copy=False).view("<u4")[skip : skip + count]
+    result: Array = words.astype("<u8", copy=False).view("<u4")[skip : skip + count]
+    return result
 
 
-def keep_below(words: Array, probability: float) -> Array:
-    """Return where ``r / 2^32 < probability`` (bool)."""
+def last_kept(probability: float) -> int:
+    """Return the largest r with ``r / 2^32 < probability``, which must be positive (at most 2^32 - 1)."""
     limit = math.ceil(math.ldexp(probability, 32))  # exact: scaling by a power of two
-    if limit >= 1 << 32:
-        return np.ones(words.shape, np.bool_)
-    mask: Array = words < np.uint32(max(limit, 0))
-    return mask
-
-
-def keep_below_each(words: Array, probabilities: Array) -> Array:
-    """Return where ``r / 2^32 < p`` for one probability (float64) per element (bool)."""
-    mask: Array = words * 2.0**-32 < probabilities
-    return mask
+    return min(limit, 1 << 32) - 1

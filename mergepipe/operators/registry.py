@@ -14,8 +14,13 @@ from mergepipe.signatures import OperatorSignature
 def operators() -> Mapping[str, Operator]:
     """Return every operator that can run, by name."""
     from mergepipe.operators.additive import Linear, Passthrough, TaskArithmetic
+    from mergepipe.operators.karcher import Karcher
+    from mergepipe.operators.model_stock import ModelStock
+    from mergepipe.operators.multislerp import MultiSlerp
     from mergepipe.operators.nearswap import NearSwap
+    from mergepipe.operators.nuslerp import NuSlerp
     from mergepipe.operators.ram import Ram, RamPlus
+    from mergepipe.operators.slerp import Slerp
 
     runnable: tuple[Operator, ...] = (
         Linear(),
@@ -24,6 +29,11 @@ def operators() -> Mapping[str, Operator]:
         NearSwap(),
         Ram(),
         RamPlus(),
+        Slerp(),
+        NuSlerp(),
+        MultiSlerp(),
+        Karcher(),
+        ModelStock(),
     )
     return {operator.signature.name: operator for operator in runnable}
 

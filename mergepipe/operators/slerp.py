@@ -18,7 +18,7 @@ from mergepipe.operators.contract import (
     TensorFacts,
     TensorParams,
 )
-from mergepipe.operators.gram import combination, copied, gram_of_values
+from mergepipe.operators.gram import NO_ANGLE, combination, copied, gram_of_values
 from mergepipe.operators.numerics import rounded
 from mergepipe.operators.partners import only_expert
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
@@ -90,8 +90,7 @@ class Slerp(Operator):
         edge_cases=(
             "t = 0 and t = 1 give the checkpoints bit for bit.",
             "The base may be listed among the experts, in either order; it changes nothing.",
-            "A tensor whose inner products are not finite (infinite or NaN values that `non_finite` allows, or float64 "
-            "values beyond 1e154) has no angle: (1 - t) base + t x.",
+            NO_ANGLE + "(1 - t) base + t x.",
         ),
         differences=(
             "mergekit takes a zero vector as orthogonal to everything; here the interpolation is linear.",
@@ -146,7 +145,7 @@ class Slerp(Operator):
         assert isinstance(prepared, SlerpPrepared)
         if not _is_end(prepared):
             return None
-        return prepared.other if present[prepared.other] else -1
+        return prepared.other if prepared.live[prepared.other] and present[prepared.other] else -1
 
 
 def _is_end(prepared: Prepared) -> bool:

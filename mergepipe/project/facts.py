@@ -13,7 +13,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import record_digest
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.graph.state import tensor_keys
-from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedOutput
+from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedExpert, LockedOutput, LockedRule, LockedSlice
 from mergepipe.plan.values import OutputPlan
 from mergepipe.publish.directory import PublishedFile, PublishedFiles
 from mergepipe.publish.sidefiles import SideFile
@@ -91,9 +91,10 @@ def current_facts(
             "fact",
             declared.name,
             declared.base,
-            [(expert.source, expert.params) for expert in declared.experts],
+            _experts(declared.experts),
             declared.params,
-            [(rule.match, rule.layers, rule.params, rule.experts) for rule in declared.rules],
+            [_slice(part) for part in declared.slices],
+            _rules(declared.rules),
             declared.budget,
         ),
         layout=record_digest("fact", declared.write, [(s.name, s.header) for s in plan.layout.shards]),
@@ -102,6 +103,20 @@ def current_facts(
         decisions=record_digest("fact", plan.decisions),
         sources=sources,
     )
+
+
+def _experts(experts: Sequence[LockedExpert]) -> list[tuple[object, ...]]:
+    return [(expert.source, expert.layers, expert.params) for expert in experts]
+
+
+def _rules(rules: Sequence[LockedRule]) -> list[tuple[object, ...]]:
+    return [(rule.match, rule.layers, rule.params, rule.experts) for rule in rules]
+
+
+def _slice(part: LockedSlice) -> tuple[object, ...]:
+    operator = (part.operator, part.operator_version)
+    bases = (part.base, part.base_layers)
+    return (part.layers, operator, bases, _experts(part.experts), part.params, _rules(part.rules))
 
 
 _NAMES: Mapping[str, str] = {

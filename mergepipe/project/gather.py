@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from mergepipe.checkpoints.adapter import open_adapter
 from mergepipe.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.errors import MergefileError, MergepipeError, PublishError, raise_collected
 from mergepipe.fsio.identity import settle
 from mergepipe.mergefile.checks import references
-from mergepipe.mergefile.schema import Mergefile, Output
+from mergepipe.mergefile.schema import Mergefile, Output, Source
 from mergepipe.operators.registry import operator
 from mergepipe.plan.output import plan_output
 from mergepipe.plan.values import OutputPlan
@@ -76,30 +77,48 @@ def open_sources(mergefile: Mergefile, outputs: Iterable[Output]) -> dict[str, C
         For sources that cannot be read; several are raised together.
     """
     named = dict.fromkeys(name for output in with_stages(mergefile, outputs) for name, _ in references(output))
-    names = [name for name in named if name in mergefile.sources]
     checkpoints: dict[str, Checkpoint] = {}
     errors: list[MergepipeError] = []
-    for name in names:
-        path = mergefile.source_path(name)
-        assert path is not None, "the parser refuses hub sources"
+    for source in _with_bases(mergefile, named):
+        if source.on is not None and source.on not in checkpoints:
+            continue  # what it applies to cannot be read, which is reported
         try:
-            checkpoints[name] = _open_settled(Path(os.path.normpath(path)), name, mergefile.sources[name].path)
+            checkpoints[source.name] = _open_settled(mergefile, source, checkpoints)
         except MergepipeError as error:
             errors.append(error)
     raise_collected(errors)
     return checkpoints
 
 
-def _open_settled(path: Path, name: str, shown: str | None) -> Checkpoint:
+def _with_bases(mergefile: Mergefile, names: Iterable[str]) -> tuple[Source, ...]:
+    """Return the sources among these names in order, each adapter behind the source that it applies to."""
+    found: dict[str, Source] = {}
+    for source in (mergefile.sources[name] for name in names if name in mergefile.sources):
+        if source.on is not None:
+            found.setdefault(source.on, mergefile.sources[source.on])
+        found.setdefault(source.name, source)
+    return tuple(found.values())
+
+
+def _open_settled(mergefile: Mergefile, source: Source, checkpoints: Mapping[str, Checkpoint]) -> Checkpoint:
     """Open a checkpoint; if a file was written just now, open it again when another write would show."""
     began = time.time_ns()
-    checkpoint = open_checkpoint(path, label=name, shown=shown)
+    checkpoint = _open(mergefile, source, checkpoints)
     racy = [file for file in checkpoint.files if file.identity.is_racy(began)]
     if not racy:
         return checkpoint
     for file in racy:
         settle(file.identity)
-    return open_checkpoint(path, label=name, shown=shown)
+    return _open(mergefile, source, checkpoints)
+
+
+def _open(mergefile: Mergefile, source: Source, checkpoints: Mapping[str, Checkpoint]) -> Checkpoint:
+    path = mergefile.source_path(source.name)
+    assert path is not None, "the parser refuses hub sources"
+    path = Path(os.path.normpath(path))
+    if source.on is None:
+        return open_checkpoint(path, label=source.name, shown=source.path)
+    return open_adapter(path, label=source.name, on=checkpoints[source.on], shown=source.path)
 
 
 def make_plans(

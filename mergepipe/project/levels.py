@@ -15,8 +15,10 @@ from pathlib import Path
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore, hash_shard
 from mergepipe.cache.sources import SourceIndex
+from mergepipe.checkpoints.checkpoint import CheckpointFile
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.errors import InternalError, SourceChangedError
+from mergepipe.fsio.identity import FileIdentity
 from mergepipe.graph.nodes import State
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.lockfile.reader import parse_lock
@@ -96,13 +98,14 @@ class LevelBuilder:
         self._reporter = reporter
         self._contents: dict[str, StageContent] = {}
         self._at_hand: set[str] = set()
-        self._failures: dict[Path, int] = {}
+        self._failures: dict[str, int] = {}
 
     def introduce(self, prepared: Prepared) -> None:
         """Take an output whose content may be known already."""
         content = introduce(prepared, self._plans, self._index)
         if content is not None:
             self._contents[prepared.name] = content
+            self._place(prepared.name)
 
     def build(self, prepared: Mapping[str, Prepared]) -> dict[str, Prepared]:
         """Run the engine for the outputs that are not what they should be; return what each turned out to need.
@@ -163,17 +166,25 @@ class LevelBuilder:
         return [stage for stage in stages if stage in read or not self._contents[stage].blocks]
 
     def _fetch(self, stage: str) -> None:
-        """Have the bytes of a stage at hand: in its packs, or else by building it again."""
+        """Have the bytes of a stage at hand: in its packs, or else by building it again.
+
+        The packs are not hashed: whoever reads a block compares its digest, and one that is not right comes to `_mend`.
+        """
         if stage in self._at_hand:
             return
         content = self._contents[stage]
-        if content.blocks and all(self._packs.usable(pack) for pack in content.packs):
+        if content.blocks and all(map(self._is_whole, content.packs, self._plans.stages[stage].checkpoint.files)):
             with self._catalog.transaction():
                 for pack in content.packs:
                     self._packs.refresh(pack)  # it is in use: not the first to be pruned
             self._place(stage)
+            self._at_hand.add(stage)
         else:
             self._run([self._plans.stages[stage].plan])
+
+    def _is_whole(self, pack: str, file: CheckpointFile) -> bool:
+        identity = FileIdentity.at(self._packs.path(pack))
+        return identity is not None and identity.size == file.identity.size
 
     def _take(self, name: str, output: FinishedOutput) -> None:
         """Enter a finished output; from here on a stage is a source."""
@@ -194,13 +205,13 @@ class LevelBuilder:
         packs = tuple(shard.pack for shard in output.shards)
         self._contents[name] = StageContent(packs=packs, digests=digests, blocks=block_digests(output))
         self._place(name)
+        self._at_hand.add(name)
 
     def _place(self, stage: str) -> None:
-        """Let the index read a stage from its packs."""
+        """Let the index read a stage from its packs, whether they are there or not."""
         content = self._contents[stage]
         checkpoint = placed(self._plans.stages[stage].checkpoint, [self._packs.path(pack) for pack in content.packs])
         self._index.add_known(stage, checkpoint, content.digests, content.blocks)
-        self._at_hand.add(stage)
 
     def _mend(self, error: SourceChangedError) -> None:
         """Get the bytes of a stage again whose file is gone, was touched, or is damaged.
@@ -211,24 +222,22 @@ class LevelBuilder:
             The same, if it is about a source, or about a file that failed again and again.
         """
         path = Path(str(error.facts.get("path")))
-        stages = [name for name in self._contents if path in self._paths(name)]
-        self._failures[path] = self._failures.get(path, 0) + 1
-        if not stages or self._failures[path] > _ATTEMPTS:
+        pack = path.stem
+        stages = [
+            name
+            for name, content in self._contents.items()
+            if pack in content.packs and path == self._packs.path(pack)
+        ]
+        self._failures[pack] = self._failures.get(pack, 0) + 1
+        if not stages or self._failures[pack] > _ATTEMPTS:
             raise error
-        is_pack = any(path.stem in self._contents[stage].packs for stage in stages)
-        if is_pack and path.exists() and hash_shard(path, self._index.geometry) != bytes.fromhex(path.stem):
-            self._packs.quarantine(path.stem)
+        if path.exists() and hash_shard(path, self._index.geometry) != bytes.fromhex(pack):
+            self._packs.quarantine(pack)
             self._reporter.warn(
-                f"the cached shard {path.stem[:16]}… is damaged: it was taken out of use, and output `{stages[0]}` is"
-                " built again"
+                f"the cached shard {pack[:16]}… is damaged: it was taken out of use, and output `{stages[0]}` is built"
+                " again"
             )
         for stage in stages:
             self._at_hand.discard(stage)
-            content = self._contents[stage]
-            self._index.add_known(stage, self._plans.stages[stage].checkpoint, content.digests, content.blocks)
+            self._place(stage)  # the engine has forgotten what it knew of the file
             self._fetch(stage)
-
-    def _paths(self, stage: str) -> set[Path]:
-        """Return where the index may have read a stage from: its packs, or before they were looked for its folder."""
-        packs = {self._packs.path(pack) for pack in self._contents[stage].packs}
-        return packs | {file.path for file in self._plans.stages[stage].checkpoint.files}

@@ -17,11 +17,13 @@ def planned_output(plan: OutputPlan, workers: int, memory: int | None, rate: flo
     rate
         Bytes read and written per second in earlier builds, None before the first.
     """
-    experts = dict.fromkeys((expert.source for expert in plan.output.experts), 0)
+    experts = dict.fromkeys((expert.source for part in plan.parts for expert in part.experts), 0)
     for tensor in plan.tensors:
-        for slot in tensor.experts:
-            if slot is not None and slot.source in experts:
-                experts[slot.source] += plan.expert_cost(tensor, slot)[0]
+        for expert, slot in zip(plan.parts[tensor.part].experts, tensor.experts, strict=True):
+            if slot is not None:
+                # What stands for an expert may be another's: of the checkpoint that an adapter applies to, for one.
+                source = slot.source if slot.source in experts else expert.source
+                experts[source] += plan.expert_cost(tensor, slot)[0]
     moved = plan.expert_bytes + plan.base_bytes + plan.layout.total_size
     return PlannedOutput(
         name=plan.output.name,

@@ -17,7 +17,7 @@ from mergepipe.mergefile.checks import references
 from mergepipe.mergefile.schema import Mergefile, Output
 from mergepipe.plan.stages import planned_checkpoint
 from mergepipe.plan.values import OutputPlan
-from mergepipe.publish.sidefiles import SideFile, adapt_config, side_files
+from mergepipe.publish.sidefiles import SideFile, adapt_config, has_tokenizer, side_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,11 @@ def _side_files(
 ) -> tuple[SideFile, ...]:
     """Return side files from the folders of sources, and from what stages will have beside their weights."""
     tokenizer, definer = tokenizer_of(plan), plan.definer
-    found = list(side_files(plan, _folder(tokenizer, mergefile, checkpoints), _folder(definer, mergefile, checkpoints)))
+    own = _own_tokenizer(tokenizer, checkpoints)
+    folders = [_folder(source, mergefile, checkpoints, own=adapter) for source, adapter in (
+        (tokenizer, own), (definer, False), (tokenizer, False)
+    )]  # fmt: skip
+    found = list(side_files(plan, *folders[:2], model=folders[2] if own else None))
     if tokenizer in stages:
         found += [file for file in stages[tokenizer].side_files if file.name != CONFIG]
     if definer in stages:
@@ -128,10 +132,23 @@ def _side_files(
     return tuple(sorted(found, key=lambda file: file.name))
 
 
-def _folder(source: str, mergefile: Mergefile, checkpoints: Mapping[str, Checkpoint]) -> Place | None:
-    """Return where a source's side files lie; None for a single file, which has none, and for a stage."""
+def _own_tokenizer(source: str, checkpoints: Mapping[str, Checkpoint]) -> bool:
+    """Return whether a source is an adapter with a tokenizer of its own."""
     checkpoint = checkpoints.get(source)
+    return checkpoint is not None and checkpoint.adapter is not None and has_tokenizer(checkpoint.root)
+
+
+def _folder(
+    source: str, mergefile: Mergefile, checkpoints: Mapping[str, Checkpoint], *, own: bool = False
+) -> Place | None:
+    """Return where a source's side files lie; None for a single file, which has none, and for a stage.
+
+    Those of an adapter are of the checkpoint that it applies to, except where its ``own`` ones are asked for.
+    """
+    checkpoint = checkpoints.get(source)
+    if checkpoint is not None and checkpoint.adapter is not None and not own:
+        checkpoint = checkpoint.adapter.on
     if checkpoint is None or not checkpoint.is_folder:
         return None
-    shown = mergefile.sources[source].path or str(checkpoint.root)
+    shown = mergefile.sources[checkpoint.label].path or str(checkpoint.root)
     return Place(label=checkpoint.label, root=checkpoint.root, shown=shown)

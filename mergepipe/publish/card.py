@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from mergepipe.mergefile.schema import ExpertRef
 from mergepipe.plan.values import OutputPlan
 from mergepipe.publish.sidefiles import stored_dtype
 from mergepipe.units import format_bytes
@@ -26,7 +27,7 @@ def model_card(plan: OutputPlan, locations: Mapping[str, str], digests: Mapping[
         f"| {_role(plan, source)} | {_cell(source)} | {_cell(_shown(locations[source]))} | `{digests[source][:19]}…` |"
         for source in plan.sources
     ]
-    weights = [f"| {_cell(e.source)} | {_params(dict(e.params))} |" for e in output.experts]
+    made = "slices" if output.slices is not None else f"`{output.operator}`"
     lines = [
         "---",
         "library_name: transformers",
@@ -37,16 +38,14 @@ def model_card(plan: OutputPlan, locations: Mapping[str, str], digests: Mapping[
         "",
         f"# {output.name}",
         "",
-        f"A merge of {len(output.experts)} checkpoints by `{output.operator}`, made with mergepipe.",
+        f"A merge of {len(output.expert_sources)} checkpoints by {made}, made with mergepipe.",
         f"{len(plan.tensors):,} tensors, {format_bytes(plan.layout.total_size)}, mostly {stored_dtype(plan)}.",
         "",
         "| role | source | location | content |",
         "| --- | --- | --- | --- |",
         *rows,
         "",
-        "| expert | parameters |",
-        "| --- | --- |",
-        *weights,
+        *(_experts(output.experts) if output.slices is None else _slices(plan)),
         "",
         f"Output parameters: {_params(dict(output.params)) or 'defaults'}; {len(output.rules)} rules.",
         "`mergepipe.json` holds the full record from which this merge can be made again.",
@@ -55,10 +54,29 @@ def model_card(plan: OutputPlan, locations: Mapping[str, str], digests: Mapping[
     return "\n".join(lines).encode()
 
 
+def _experts(experts: Sequence[ExpertRef]) -> list[str]:
+    rows = [f"| {_cell(expert.source)} | {_params(dict(expert.params))} |" for expert in experts]
+    return ["| expert | parameters |", "| --- | --- |", *rows]
+
+
+def _slices(plan: OutputPlan) -> list[str]:
+    """Return which layers come from where, with the parameters that stand in the slice."""
+    rows = []
+    for part, declared in zip(plan.parts, plan.output.slices or (), strict=True):
+        layers = f"{part.first_layer}..{part.first_layer + part.count}"
+        sources = [
+            f"{_cell(member.source)} {member.first_layer}..{member.first_layer + part.count}"
+            + (f" ({_params(dict(expert.params))})" if expert.params else "")
+            for member, expert in zip(part.experts, declared.experts, strict=True)
+        ]
+        operator = f"`{part.operator.signature.name}`"
+        rows.append(f"| {layers} | {operator} | {', '.join(sources)} | {_params(dict(declared.params))} |")
+    return ["| layers | operator | from | parameters |", "| --- | --- | --- | --- |", *rows]
+
+
 def _role(plan: OutputPlan, source: str) -> str:
-    if source == plan.output.base:
-        return "base"
-    return "expert"
+    bases = {part.base.source for part in plan.parts if part.base is not None}
+    return "base" if source in bases else "expert"
 
 
 def _shown(location: str) -> str:

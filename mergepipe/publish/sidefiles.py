@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,32 +15,39 @@ from mergepipe.checkpoints.sniff import SNIFF_BYTES, sniff
 from mergepipe.digest import content_digest
 from mergepipe.dtypes import DTYPES, is_mergeable
 from mergepipe.errors import MergepipeError, SourceError, raise_collected
+from mergepipe.plan.stacking import restacked
 from mergepipe.plan.values import OutputPlan
 
 CONFIG = "config.json"
 
 # What loaders and converters look for, by name; weights, training state and READMEs are not among them.
-_CARRIED = (
+_MODEL_FILES = (
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+_TOKENIZERS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
     "tokenizer.model.v*",
-    "special_tokens_map.json",
-    "added_tokens.json",
     "vocab.json",
     "vocab.txt",
-    "merges.txt",
     "spiece.model",
     "sentencepiece.bpe.model",
     "*.tiktoken",
     "tekken.json",
+)
+_CARRIED = (
+    *_MODEL_FILES,
+    *_TOKENIZERS,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
     "chat_template.json",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
 )
 _DTYPE_KEYS = ("torch_dtype", "dtype")
 _FLOAT_NAMES = frozenset(d.long_name for d in DTYPES.values() if d.is_float and d.long_name)
@@ -59,7 +66,14 @@ class SideFile:
         return content_digest(self.data)
 
 
-def side_files(plan: OutputPlan, tokenizer: Place | None, definer: Place | None) -> tuple[SideFile, ...]:
+def has_tokenizer(root: Path) -> bool:
+    """Return whether a folder holds a tokenizer."""
+    return bool(_carried(root, _TOKENIZERS))
+
+
+def side_files(
+    plan: OutputPlan, tokenizer: Place | None, definer: Place | None, *, model: Place | None = None
+) -> tuple[SideFile, ...]:
     """Return the side files of an output in name order.
 
     Parameters
@@ -68,6 +82,8 @@ def side_files(plan: OutputPlan, tokenizer: Place | None, definer: Place | None)
         The folder of the source that the tokenizer and generation config come from; None if it is a single file.
     definer
         The folder of the source that defines the tensors, whose ``config.json`` is taken.
+    model
+        Where the tokenizer is an adapter's own: the folder that the generation config and the like come from instead.
 
     Raises
     ------
@@ -76,9 +92,11 @@ def side_files(plan: OutputPlan, tokenizer: Place | None, definer: Place | None)
     """
     found: list[SideFile] = []
     errors: list[MergepipeError] = []
-    for name in _carried(tokenizer.root) if tokenizer is not None else ():
+    places = dict.fromkeys(_carried(model.root, _MODEL_FILES), model) if model is not None else {}
+    places |= dict.fromkeys(_carried(tokenizer.root), tokenizer) if tokenizer is not None else {}
+    for name, place in places.items():
         try:
-            found.append(SideFile(name=name, data=_read(tokenizer, name)))  # type: ignore[arg-type]
+            found.append(SideFile(name=name, data=_read(place, name)))
         except SourceError as error:
             errors.append(error)
     raise_collected(errors)
@@ -87,11 +105,11 @@ def side_files(plan: OutputPlan, tokenizer: Place | None, definer: Place | None)
     return tuple(sorted(found, key=lambda file: file.name))
 
 
-def _carried(root: Path) -> list[str]:
+def _carried(root: Path, patterns: Sequence[str] = _CARRIED) -> list[str]:
     """Return the names of the files that are carried over, whatever they turn out to be."""
     names = [path.relative_to(root).as_posix() for folder in (root, root / "additional_chat_templates")
              if folder.is_dir() for path in sorted(folder.iterdir())]  # fmt: skip
-    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _CARRIED)]
+    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def _read(place: Place, name: str) -> bytes:
@@ -103,10 +121,20 @@ def _read(place: Place, name: str) -> bytes:
 
 
 def adapt_config(data: bytes, plan: OutputPlan) -> bytes:
-    """Return ``config.json`` with the dtype that the weights really have; unchanged bytes where it is right already."""
+    """Return ``config.json`` with the dtype that the weights really have, and with the layers that there are.
+
+    The bytes stay as they are where all of it is right already.
+    """
     config = json.loads(data)
+    changed = False
+    if plan.stack:
+        stated = config
+        config = restacked(config, plan.stack, {name: source.config for name, source in plan.sources.items()}).config
+        changed = config != stated
     stored = stored_dtype(plan)
-    if stored is None or not _set_dtype(config, stored, add=plan.output.write.dtype is not None):
+    if stored is not None:
+        changed |= _set_dtype(config, stored, add=plan.output.write.dtype is not None)
+    if not changed:
         return data
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 

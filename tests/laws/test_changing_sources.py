@@ -14,7 +14,7 @@ from mergepipe.cache.catalog import Catalog, SourceFile, TensorDigests
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.checkpoints.checkpoint import open_checkpoint
 from mergepipe.digest import content_digest, tensor_digest
-from mergepipe.engine import job
+from mergepipe.engine import files, job
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.errors import MergepipeError, SourceChangedError, SourceError
 from mergepipe.fsio.identity import FileIdentity
@@ -146,7 +146,7 @@ def append(path):
 
 def during_reading(monkeypatch, path, change, after=2):
     """Call ``change`` once, after that many reads of a file."""
-    original = job.pread_into
+    original = files.pread_into
     seen = []
 
     def reading(fd, buffer, offset, *, path: object, wanted=path):
@@ -156,7 +156,7 @@ def during_reading(monkeypatch, path, change, after=2):
             if len(seen) == after:
                 change()
 
-    monkeypatch.setattr(job, "pread_into", reading)
+    monkeypatch.setattr(files, "pread_into", reading)
 
 
 CHANGES = {
@@ -235,7 +235,7 @@ def test_a_file_that_changes_between_its_header_and_its_data_is_found(project, m
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("mergepipe.engine.run.run_job", run)
+        patch.setattr("mergepipe.engine.schedule.run_job", run)
         with pytest.raises(SourceChangedError, match="source `e1`"):
             project.build()
     project.build()

@@ -72,6 +72,8 @@ class SmallProject:
     geometry: Geometry = TINY
     sources: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, Recipe] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict)
+    """By source name what an adapter applies to (`support.adapters`)."""
 
     def add_source(self, name: str, tensors: Mapping[str, Tensor], *, path: str | None = None, **options: Any) -> Path:
         """Write a checkpoint (anew) and declare it; ``options`` are those of `write_checkpoint`."""
@@ -90,7 +92,7 @@ class SmallProject:
     def save(self) -> None:
         """Write the Mergefile."""
         self.root.mkdir(parents=True, exist_ok=True)
-        self.mergefile.write_text(mergefile_text(self.sources, self.outputs), encoding="utf-8")
+        self.mergefile.write_text(mergefile_text(self.sources, self.outputs, self.adapters), encoding="utf-8")
 
     @property
     def mergefile(self) -> Path:
@@ -138,9 +140,12 @@ class SmallProject:
         return parse_manifest(path.read_bytes(), path)
 
     def expected(self, output: str) -> dict[str, Array]:
-        """Return the tensors that an output should have, evaluated from the sources' files."""
+        """Return the tensors that an output should have, evaluated from the sources' files, stage by stage."""
         checkpoints = {name: read_checkpoint(self.root / path) for name, path in self.sources.items()}
-        return evaluate(self.outputs[output], checkpoints)
+        recipe = self.outputs[output]
+        named = [recipe.get("base"), *(e if isinstance(e, str) else e["source"] for e in recipe["experts"])]
+        checkpoints |= {name: self.expected(name) for name in named if name in self.outputs}
+        return evaluate(recipe, checkpoints)
 
     def check(self, output: str, *, zero_signs: bool = True) -> None:
         """Assert that an output has the expected tensors, bit for bit."""
@@ -148,18 +153,22 @@ class SmallProject:
 
     def clone(self, root: Path) -> SmallProject:
         """Return a copy without cache, lock and outputs, in another folder."""
-        other = SmallProject(root, self.geometry, dict(self.sources), dict(self.outputs))
+        other = SmallProject(root, self.geometry, dict(self.sources), dict(self.outputs), dict(self.adapters))
         other.save()
         for path in self.sources.values():
             shutil.copytree(self.root / path, root / path, dirs_exist_ok=True)
         return other
 
 
-def mergefile_text(sources: Mapping[str, str], outputs: Mapping[str, Recipe]) -> str:
+def mergefile_text(
+    sources: Mapping[str, str], outputs: Mapping[str, Recipe], adapters: Mapping[str, str] | None = None
+) -> str:
     """Return a Mergefile."""
     lines = ["version = 1"]
     for name, path in sources.items():
         lines += [f"[sources.{_toml(name)}]", f"path = {_toml(path)}"]
+        if name in (adapters or {}):
+            lines.append(f"on = {_toml((adapters or {})[name])}")
     for name, recipe in outputs.items():
         lines += [f"[outputs.{_toml(name)}]", *(f"{key} = {_toml(value)}" for key, value in recipe.items())]
     return "\n".join(lines) + "\n"

@@ -123,11 +123,63 @@ def _sum(values: Sequence[Any], work: np.dtype[Any]) -> Any:
 
 def evaluate(recipe: Recipe, checkpoints: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
     """Return every tensor of an output, evaluated from its recipe and whole checkpoints."""
+    if "slices" in recipe:
+        return _evaluate_slices(recipe, checkpoints)
     experts = [{"source": e} if isinstance(e, str) else e for e in recipe["experts"]]
     definer = base_of(recipe) or experts[0]["source"]
     layers = 1 + max((layer for name in checkpoints[definer] if (layer := layer_of(name)) is not None), default=-1)
     return {
         name: _evaluate_tensor(recipe, checkpoints, definer, experts, name, layers) for name in checkpoints[definer]
+    }
+
+
+def _evaluate_slices(recipe: Recipe, checkpoints: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
+    """Evaluate slice by slice, each as an output of its own over checkpoints that hold the renumbered layers alone."""
+    merged: dict[str, Array] = {}
+    first = 0
+    for number, part in enumerate(recipe["slices"]):
+        own = [{"source": e} if isinstance(e, str) else e for e in part.get("experts", [part.get("source")])]
+        base, base_layers = part.get("base", recipe.get("base")), part.get("base_layers", part["layers"])
+        start, stop = _range(part["layers"])
+        for inside in (True, False):
+            views: dict[str, Mapping[str, Array]] = {}
+            experts = []
+            for expert in own:
+                taken = expert.get("layers", part["layers"])
+                key = f"{expert['source']} {taken}" if inside else expert["source"]
+                views[key] = _view(checkpoints[expert["source"]], taken, first, inside=inside)
+                experts.append({k: v for k, v in expert.items() if k != "layers"} | {"view": key})
+            inner = {key: value for key, value in recipe.items() if key not in ("slices", "base")} | {
+                "operator": part.get("operator", recipe["operator"]),
+                "params": recipe.get("params", {}) | part.get("params", {}),
+                "rules": [*recipe.get("rules", []), *part.get("rules", [])],
+            }
+            if base is not None:
+                inner["base"] = f"{base} {base_layers}" if inside else base
+                views[inner["base"]] = _view(checkpoints[base], base_layers, first, inside=inside)
+            definer = base_of(inner) or experts[0]["view"]
+            ends = {True: number == 0, False: number == len(recipe["slices"]) - 1}
+            for name in views[definer]:
+                if inside or ends["embed" in name]:
+                    merged[name] = _evaluate_tensor(inner, views, definer, experts, name, stop - start, first)
+        first += stop - start
+    return merged
+
+
+def _range(layers: str) -> tuple[int, int]:
+    start, _, stop = layers.partition("..")
+    return int(start), int(stop)
+
+
+def _view(checkpoint: Mapping[str, Array], layers: str, first: int, *, inside: bool) -> dict[str, Array]:
+    """Return the tensors of some layers, numbered from ``first`` on; or those outside the layers."""
+    if not inside:
+        return {name: array for name, array in checkpoint.items() if layer_of(name) is None}
+    start, stop = _range(layers)
+    return {
+        name.replace(f"layers.{layer}.", f"layers.{first + layer - start}."): array
+        for name, array in checkpoint.items()
+        if (layer := layer_of(name)) is not None and start <= layer < stop
     }
 
 
@@ -143,13 +195,15 @@ def _evaluate_tensor(
     experts: Sequence[Recipe],
     name: str,
     layers: int,
+    first: int = 0,
 ) -> Array:
     own = checkpoints[definer][name]
     if header_name(own.dtype) not in MERGED:
         return own
-    outer, columns = parameters(recipe, experts, name, layers)
+    outer, columns = parameters(recipe, experts, name, layers, first)
     dtype = _header_dtype(recipe.get("write", {}).get("dtype")) or header_name(own.dtype)
-    found = [checkpoints[expert["source"]].get(name) for expert in experts]
+    views = [expert.get("view", expert["source"]) for expert in experts]
+    found = [checkpoints[view].get(name) for view in views]
     rows = min(len(array) if array.ndim else 1 for array in (own, *(f for f in found if f is not None)))
     cut = [array if array is None or not array.ndim else array[:rows] for array in found]
     mine = own if not own.ndim else own[:rows]
@@ -160,8 +214,8 @@ def _evaluate_tensor(
         case "task_arithmetic":  # the base among the experts has no part in a sum of deltas
             deltas = [
                 (array, column["weight"])
-                for expert, array, column in zip(experts, cut, columns, strict=True)
-                if expert["source"] != base_of(recipe)
+                for view, array, column in zip(views, cut, columns, strict=True)
+                if view != base_of(recipe)
             ]
             arrays, weights = [array for array, _ in deltas], [weight for _, weight in deltas]
             merged = task_arithmetic(mine, arrays, weights, normalize=outer["normalize"], scale=outer["lambda"])
@@ -178,8 +232,13 @@ _DEFAULTS: Mapping[str, tuple[Recipe, Recipe]] = {
 }
 
 
-def parameters(recipe: Recipe, experts: Sequence[Recipe], name: str, layers: int) -> tuple[Recipe, list[Recipe]]:
-    """Return the parameters of a tensor: those of the output, and those of each expert."""
+def parameters(
+    recipe: Recipe, experts: Sequence[Recipe], name: str, layers: int, first_layer: int = 0
+) -> tuple[Recipe, list[Recipe]]:
+    """Return the parameters of a tensor: those of the output, and those of each expert.
+
+    Gradients run over ``layers`` layers from ``first_layer`` on.
+    """
     outer, column = _DEFAULTS[recipe["operator"]]
     given = recipe.get("params", {})
     outer = outer | given
@@ -196,8 +255,9 @@ def parameters(recipe: Recipe, experts: Sequence[Recipe], name: str, layers: int
         outer = outer | general
         special = rule.get("experts", {})
         columns = [c | general | special.get(c["source"], {}) for c in columns]
-    outer = {key: _at(value, layer, layers) for key, value in outer.items()}
-    return outer, [{key: _at(value, layer, layers) for key, value in c.items()} for c in columns]
+    place = None if layer is None else layer - first_layer
+    outer = {key: _at(value, place, layers) for key, value in outer.items()}
+    return outer, [{key: _at(value, place, layers) for key, value in c.items()} for c in columns]
 
 
 def layer_of(name: str) -> int | None:

@@ -7,6 +7,7 @@ compare within rounding.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,3 +72,65 @@ def ramplus(
         for alone, shared in change_counts(base, experts, epsilon)
     ]
     return ram(base, experts, epsilon, factors)
+
+
+def sce(base: Array, experts: Sequence[Array | None], select_topk: float = 1.0) -> Array:
+    """Return the base plus the weighted average of the selected deltas that agree in sign with their sum."""
+    real = base.dtype.type
+    changes = np.stack(deltas(base, experts))
+    if select_topk < 1:
+        selected = most_varying(changes, select_topk)
+        changes = np.where(selected, changes, real(0))
+    means = [real(math.fsum((change.astype(np.float64) ** 2).reshape(-1)) / max(1, base.size)) for change in changes]
+    total = real(0)
+    for mean in means:
+        total += mean
+    weights = [real(1 / len(experts)) if total < 1e-6 else mean / total for mean in means]
+    balance = np.zeros_like(base)
+    for change in changes:
+        balance = balance + change
+    sums, divisor = np.zeros_like(base), np.zeros_like(base)
+    for change, weight in zip(changes, weights, strict=True):
+        agrees = np.sign(change) == np.where(balance >= 0, 1, -1)
+        sums = sums + np.where(agrees, change * weight, real(0))
+        divisor = divisor + np.where(agrees, weight, real(0))
+    return base + sums / np.maximum(divisor, real(1e-6))
+
+
+def most_varying(changes: Array, share: float) -> Array:
+    """Return where the first axis' variance is among the largest, as many as the share of those that are not 0."""
+    variances = np.var(changes.astype(np.float64), axis=0).astype(changes.dtype).reshape(-1)
+    count = int(np.count_nonzero(variances) * share)
+    order = sorted(range(variances.size), key=lambda element: (-variances[element], element))
+    selected = np.zeros(variances.size, bool)
+    selected[order[:count]] = True
+    return selected.reshape(changes.shape[1:])
+
+
+def row_divergences(base: Array, expert: Array) -> Array:
+    """Return ``sum p log(p / q)`` of every row, with ``p``, ``q`` the softmax of expert and base plus 1e-8; float64."""
+    found = []
+    for x, b in zip(*(array.astype(np.float64).reshape(-1, base.shape[-1]) for array in (expert, base)), strict=True):
+        p, q = ([math.exp(v - max(row)) for v in row] for row in (x, b))
+        p, q = ([v / math.fsum(row) + 1e-8 for v in row] for row in (p, q))
+        terms = [v * math.log(v / w) for v, w in zip(p, q, strict=True)]
+        found.append(max(0.0, math.fsum((*terms, *q, *(-v for v in p)))))  # p and q should sum to the same
+    return np.array(found)
+
+
+def arcee_threshold(importance: Array) -> Any:
+    """Return ``median + 1.5 (q3 - q1)``, quantiles being elements of the ascending order, rounded down in place."""
+    real = importance.dtype.type
+    ordered = sorted(importance.reshape(-1).tolist())
+    first, median, third = (real(ordered[int(q * (len(ordered) - 1))]) for q in (0.25, 0.5, 0.75))
+    return median + real(1.5) * (third - first)
+
+
+def arcee_fusion(base: Array, expert: Array, factors: Array | None = None) -> Array:
+    """Return the base with the expert's elements whose importance (times their row's factor) is at the threshold."""
+    (delta,) = deltas(base, [expert])
+    importance = np.abs(delta)
+    if factors is not None:
+        importance = importance.reshape(-1, base.shape[-1]) * factors[:, np.newaxis]
+        importance = importance.reshape(base.shape)
+    return base + np.where(importance >= arcee_threshold(importance), delta, base.dtype.type(0))

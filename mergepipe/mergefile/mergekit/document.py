@@ -17,7 +17,7 @@ from mergepipe.mergefile.mergekit.references import Reference, read_reference
 from mergepipe.mergefile.mergekit.settings import Notes, Settings, SettingsReader
 from mergepipe.mergefile.mergekit.tokenizer import Tokenizer, read_tokenizer
 from mergepipe.mergefile.problems import Problems
-from mergepipe.mergefile.suggest import code, did_you_mean
+from mergepipe.mergefile.suggest import code, did_you_mean, respelled
 from mergepipe.signatures import OperatorSignature
 
 _TOP = ("merge_method", "models", "slices", "base_model", "parameters", "dtype", "out_dtype", "name")
@@ -27,7 +27,9 @@ _SOURCE = ("model", "layer_range", "parameters")
 _SLICE = ("sources", "base_model", "parameters")
 
 _OPTION = "an option of mergekit's command line, not of its configuration, where it has no effect; remove it"
-_MOE = "this is a configuration of mergekit-moe, which builds a mixture of experts; `mergepipe import` takes merges only"
+_MOE = (
+    "this is a configuration of mergekit-moe, which builds a mixture of experts; `mergepipe import` takes merges only"
+)
 _REFUSED: Mapping[str, str] = {
     "modules": "recipes for parts of a model (vision and text) of their own have no counterpart: an output has one, "
     "with rules for tensors by name",
@@ -157,6 +159,7 @@ def _method(data: Mapping[str, Any], path: KeyPath, problems: Problems) -> Metho
     elif isinstance(name, str):
         what = f"mergepipe has no counterpart of the method {code(name)}"
         problems.add((*path, "merge_method"), what, hint=did_you_mean(name, METHODS))
+        return METHODS.get(respelled(name, METHODS) or "")  # so that the rest is checked too
     else:
         problems.add((*path, "merge_method"), "invalid value", expected="the name of a method", got=name)
     return None

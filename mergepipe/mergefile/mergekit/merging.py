@@ -13,15 +13,15 @@ Slot = tuple[str, str | None]
 
 
 def glob(text: str) -> str:
-    """Return a glob that matches the names that contain a text."""
-    return "*" + "".join(f"[{c}]" if c in "*?[" else c for c in text) + "*"
+    """Return a glob that matches the names that contain a text; all of them, for an empty one."""
+    return "*" + "".join(f"[{c}]" if c in "*?[" else c for c in text) + ("*" if text else "")
 
 
 def rules(slots: Mapping[Slot, Sequence[Entry]], experts: Sequence[str]) -> tuple[Rule, ...]:
     """Return rules that give every slot the value of its first entry whose filter matches.
 
-    Only the order within a slot means something, so slots share a rule wherever they have a filter in common and none of
-    them needs it later.
+    Only the order within a slot means something, so slots share a rule wherever they have a filter in common and none
+    of them needs it later.
 
     Parameters
     ----------
@@ -74,9 +74,9 @@ def _rule(text: str, values: Mapping[Slot, ParamValue], experts: Sequence[str]) 
 
 
 def _append(found: list[Rule], rule: Rule) -> None:
-    """Add a rule, to the one before it where they say the same: between those two the order means nothing."""
+    """Add a rule, to the one before it where they say the same: then their order means nothing."""
     last = found[-1] if found else None
     if last is not None and (last.params, last.experts) == (rule.params, rule.experts):
-        found[-1] = Rule(match=(*last.match, *rule.match), params=rule.params, experts=rule.experts)
+        found[-1] = Rule(match=(*rule.match, *last.match), params=rule.params, experts=rule.experts)
     else:
         found.append(rule)

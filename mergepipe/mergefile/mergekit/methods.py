@@ -155,9 +155,7 @@ METHODS: Mapping[str, Method] = {method.name: method for method in _TABLE}
 RANDOM = ("dare_linear", "dare_ties", "della", "della_linear")
 """Those that drop elements at random."""
 KNOWN_PARAMETERS = frozenset(
-    name
-    for method in _TABLE
-    for name in (*(parameter.name for parameter in method.parameters), *method.without_effect)
+    name for method in _TABLE for name in (*(parameter.name for parameter in method.parameters), *method.without_effect)
 )
 
 

@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A model: a checkpoint, with an adapter applied to it where there is one. Equal where mergekit finds them equal."""
+    """A model: a checkpoint, and an adapter that is applied to it. Two are equal where mergekit finds them equal."""
 
     model: Place
     adapter: Place | None = None
@@ -77,7 +77,9 @@ def _place(text: str, path: KeyPath, problems: Problems) -> Place | None:
     if "@" in revision:
         problems.add(path, f"{code(text)} has more than one `@`", hint="a model is `path` or `path@revision`")
     elif not where or (at and not revision):
-        problems.add(path, f"{code(text)} lacks {'a path' if not where else 'a revision after `@`'}", expected=_EXPECTED)
+        problems.add(
+            path, f"{code(text)} lacks {'a path' if not where else 'a revision after `@`'}", expected=_EXPECTED
+        )
     else:
         return Place(path=where, revision=revision or None)
     return None

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.mergekit.document import Input, Part, Recipe
 from mergepipe.mergefile.mergekit.merging import Slot, rules
 from mergepipe.mergefile.mergekit.methods import Parameter, our_value
+from mergepipe.mergefile.mergekit.references import Reference
 from mergepipe.mergefile.mergekit.roles import Cast
-from mergepipe.mergefile.mergekit.settings import Entry, Settings
+from mergepipe.mergefile.mergekit.settings import Entry
 from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.schema import Rule
 from mergepipe.mergefile.suggest import code
@@ -64,15 +66,15 @@ class Scopes:
     recipe: Recipe
     casts: Sequence[Cast]
     signature: OperatorSignature
-    names: Mapping[object, str]
+    names: Mapping[Reference, str]
     problems: Problems
+    _reported: set[KeyPath] = field(default_factory=set)
 
     def shared_rules(self) -> tuple[Rule, ...]:
-        """Return the rules for the tensors of all parts: the filters of the whole merge, where no part hides any."""
+        """Return the rules for the tensors of all parts where there are several: the filters of the whole merge."""
         slots: dict[Slot, list[Entry]] = {}
-        for parameter in self.recipe.method.parameters:
-            if self._is_shared(parameter):
-                slots[parameter.name, None] = _filters(self.recipe.settings.get(parameter.name, ()))
+        for parameter in self.recipe.method.parameters if len(self.casts) > 1 else ():
+            slots[parameter.name, None] = _filters(self.recipe.settings.get(parameter.name, ()))
         return rules(slots, ())
 
     def part(self, cast: Cast) -> Scoped:
@@ -80,15 +82,26 @@ class Scopes:
         found = Scoped(experts=tuple({} for _ in cast.experts))
         slots: dict[Slot, list[Entry]] = {}
         for parameter in self.recipe.method.parameters:
-            shared = self._is_shared(parameter)
             for position, expert in enumerate(cast.experts if parameter.per_model else (None,)):
                 chain = list(self._scopes(parameter, cast.part, expert))
                 self._check_layer_numbers(parameter, cast, expert, chain)
                 self._place(parameter, cast, position, chain, found)
-                name = None if expert is None else self.names[expert.model]
-                own = chain[:-1] if shared else chain
-                slots[parameter.name, name] = _first_matches(entries for _, entries in own)
+                slots[parameter.name, None if expert is None else self.names[expert.model]] = self._own(chain)
         found.rules = rules(slots, [self.names[expert.model] for expert in cast.experts])
+        return found
+
+    def _own(self, chain: Sequence[tuple[str, tuple[Entry, ...]]]) -> list[Entry]:
+        """Return the entries that the part needs rules for, those of the highest scope first.
+
+        Of several parts, each has the rules for the whole merge below its own. What hides their filters in mergekit, a
+        value of a higher scope for all tensors, becomes a rule for all tensors then.
+        """
+        if len(self.casts) == 1:
+            return _first_matches(entries for _, entries in chain)
+        found = _first_matches(entries for _, entries in chain[:-1])
+        hiding = next((entry for _, entries in chain[:-1] if (entry := _fallback(entries)) is not None), None)
+        if hiding is not None and _filters(chain[-1][1]):
+            pass
         return found
 
     def _scopes(
@@ -100,15 +113,6 @@ class Scopes:
             yield "expert", expert.settings.get(name, ())
         yield "part", part.settings.get(name, ())
         yield "output", self.recipe.settings.get(name, ())
-
-    def _is_shared(self, parameter: Parameter) -> bool:
-        """Return whether the filters of the whole merge hold for every tensor, so that no part needs rules for them."""
-        chains = [
-            list(self._scopes(parameter, cast.part, expert))[:-1]
-            for cast in self.casts
-            for expert in (cast.experts if parameter.per_model else (None,))
-        ]
-        return not any(_fallback(entries) for chain in chains for _, entries in chain)
 
     def _place(
         self,
@@ -138,7 +142,7 @@ class Scopes:
     def _report_missing(self, parameter: Parameter, cast: Cast, position: int, has_filters: bool) -> None:
         name = code(parameter.name)
         what = f"no {name} where no filter matches" if has_filters else f"no {name}"
-        path, whose = self.recipe.path, ""
+        path, whose = cast.part.path if self.recipe.sliced else self.recipe.path, ""
         if parameter.per_model:
             expert = cast.experts[position]
             path, whose = expert.path, f" for {code(str(expert.model))}"
@@ -151,7 +155,7 @@ class Scopes:
     def _check_layer_numbers(
         self, parameter: Parameter, cast: Cast, expert: Input | None, chain: Sequence[tuple[str, tuple[Entry, ...]]]
     ) -> None:
-        """Record filters with the number of a layer, where mergekit counts layers as the source and a rule as the output.
+        """Record filters with the number of a layer, where mergekit counts as the source and a rule as the output.
 
         Only parameters per model are looked up by the name in the source.
         """
@@ -159,10 +163,12 @@ class Scopes:
             return
         for _, entries in chain:
             for entry in entries:
-                if entry.filter is not None and _LAYER_NUMBER.search(entry.filter):
+                numbered = entry.filter is not None and _LAYER_NUMBER.search(entry.filter)
+                if numbered and entry.path not in self._reported:
+                    self._reported.add(entry.path)
                     what = (
-                        f"the filter {code(entry.filter)} may hold the number of a layer: mergekit counts the layers of "
-                        f"{code(str(expert.model))} for {code(parameter.name)}, and rules those of the output"
+                        f"the filter {code(entry.filter or '')} may hold the number of a layer, which for "
+                        f"{code(parameter.name)} is that of {code(str(expert.model))} there, and the output's in a rule"
                     )
                     self.problems.add(entry.path, what, hint="split the slice there, or write the rule by hand")
 
@@ -194,6 +200,3 @@ def _first_matches(scopes: Iterator[Sequence[Entry]]) -> list[Entry]:
         if _fallback(entries) is not None:
             break
     return found
-
-
-__all__ = ["Scoped", "Scopes", "Settings"]

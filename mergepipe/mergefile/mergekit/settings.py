@@ -88,7 +88,7 @@ class SettingsReader:
             known = [parameter.name for parameter in self.method.parameters]
             self.problems.add(
                 path,
-                f"no method has such a parameter: mergekit ignores it, and what was meant with it",
+                "no method has such a parameter: mergekit ignores it, and what was meant with it",
                 expected=listing(known) or f"no parameters: {who} has none",
                 hint=did_you_mean(name, known) or did_you_mean(name, KNOWN_PARAMETERS) or "remove it",
             )
@@ -176,7 +176,9 @@ class SettingsReader:
         items = value if isinstance(value, list) else [value]
         if spec.kind in (ParamKind.REAL, ParamKind.INTEGER) and any(isinstance(item, bool) for item in items):
             what = "true and false are no numbers"
-            self.problems.add(path, what, expected=spec.range_text(), hint="`yes` and `on` are true in YAML, `no` is false")
+            self.problems.add(
+                path, what, expected=spec.range_text(), hint="`yes` and `on` are true in YAML, `no` is false"
+            )
             return None
         if any(item is None for item in items):
             self.problems.add(path, "a list with nothing in one of its places", expected=spec.range_text())

@@ -22,7 +22,7 @@ _ROWS = (
     "are, which is the same where all models have one vocabulary (row counts that differ are an error)"
 )
 _REASONS = {
-    "tokens": "rows of single tokens cannot be chosen or replaced: embeddings and heads are merged row by row as they are",
+    "tokens": "rows of single tokens cannot be chosen or replaced: embeddings are merged row by row as they are",
     "pad_to_multiple_of": "no rows are added: embeddings keep those of the base",
 }
 

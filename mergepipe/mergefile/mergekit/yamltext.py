@@ -36,7 +36,7 @@ _ADVICE = (
     (
         "while scanning an alias",
         "`*` begins an alias here",
-        "quote a text that starts with `*`: `filter: \"*\"`",
+        'quote a text that starts with `*`: `filter: "*"`',
     ),
     ("found character '%'", "a text cannot start with `%`", "put it in quotes"),
     ("found character '@'", "a text cannot start with `@`", "put it in quotes"),
@@ -108,7 +108,8 @@ class _Reader:
             loader = yaml.SafeLoader(text)
             while loader.check_node():
                 self._lines = {}
-                data = self._value(loader, loader.get_node(), ())
+                node = loader.get_node()
+                data = None if node is None else self._value(loader, node, ())
                 if data is not None:
                     found.append(Document(data=data, lines=self._lines))
         except yaml.reader.ReaderError as error:
@@ -212,7 +213,7 @@ class _Reader:
         if not isinstance(node, yaml.ScalarNode):
             self._fail(line, None, "a key is a list or a mapping", hint="keys are plain words")
         key = self._scalar(loader, node)
-        if isinstance(key, str):
-            return key
-        hint = f"put it in quotes: `\"{node.value}\"`" if node.value else None
-        self._fail(line, None, f"the key {code(node.value) if node.value else 'null'} is not a string", hint=hint)
+        if not isinstance(key, str):
+            hint = f'put it in quotes: `"{node.value}"`' if node.value else None
+            self._fail(line, None, f"the key {code(node.value) if node.value else 'null'} is not a string", hint=hint)
+        return key

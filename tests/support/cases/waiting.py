@@ -12,13 +12,6 @@ WAITING: Mapping[str, str] = {
     "B09": "slerp",
     "B11": "ties",
     "B13": "dare",
-    "B15": "slices",
-    "C01": "adapters",
-    "C02": "adapters",
-    "C04": "adapters",
-    "C05": "adapters",
-    "C07": "adapters",
-    "C09": "adapters",
 }
 
 # Single runs of cases that must pass otherwise: (start of the id, number of the run) -> what it waits for.

@@ -34,7 +34,7 @@ def recipes(tmp_path_factory):
             given_ = {"operator": operator, "base": "base", "experts": experts, "write": {"dtype": written}}
             project.set_output("m", given_)
             found = plan(project)
-            made[key] = TensorRecipe.of(found.operator, found.tensors[0], found.geometry)
+            made[key] = TensorRecipe.of(found.tensors[0], found.geometry)
         return made[key]
 
     return recipe
@@ -46,7 +46,7 @@ def values(dtype, count, seed):
 
 def compute(recipe, arrays, aliases, written, count):
     out = np.empty(count, as_dtype(written))
-    compute_block(recipe, arrays, aliases, out, Scratch())
+    compute_block(recipe, 0, arrays, aliases, None, out, Scratch())
     return out
 
 
@@ -95,7 +95,7 @@ def test_the_buffers_of_a_worker_carry_nothing_from_block_to_block(recipes):
         count = (400, 17, 400, 3)[seed]
         base, expert = values("BF16", count, seed), values("BF16", count, seed + 10)
         out = np.empty(count, np.float32)
-        compute_block(recipe, [base, expert], (0, 1), out, scratch)
+        compute_block(recipe, 0, [base, expert], (0, 1), None, out, scratch)
         assert same_bits(out, task_arithmetic(base, [expert], (0.3,)))
 
 
@@ -157,5 +157,6 @@ def test_scratch_buffers_grow_and_are_reused():
     assert scratch.buffer("a", 4).tobytes() == b"xxxx"
     assert len(scratch.buffer("a", 100)) == 100
     assert len(scratch.buffer("b", 0)) == 0
-    assert scratch.tile("t", "float32") is scratch.tile("t", "float32")
-    assert scratch.tile("t", "float64").dtype == np.float64
+    assert scratch.tile("t", "float32", 10).base is scratch.tile("t", "float32", 20).base
+    assert scratch.tile("t", "float64", 10).dtype == np.float64
+    assert scratch.tile("t", "float64", kernel.TILE_ELEMENTS + 5).shape == (kernel.TILE_ELEMENTS + 5,)

@@ -8,7 +8,7 @@ from support.projects import SmallProject
 from unit.plan.helpers import plan
 
 from mergepipe.checkpoints.geometry import Geometry, grid
-from mergepipe.engine import job
+from mergepipe.engine import files
 from mergepipe.engine.limits import JOB_ELEMENTS, block_bytes, job_blocks, peak_memory
 
 
@@ -51,13 +51,13 @@ def test_the_estimate_grows_with_workers_and_shrinks_with_the_limit(project):
 )
 def test_no_read_is_larger_than_the_limit_allows(project, monkeypatch, workers, memory, largest):
     sizes = []
-    original = job.pread_into
+    original = files.pread_into
 
     def reading(fd, buffer, offset, *, path):
         sizes.append(len(buffer))
         original(fd, buffer, offset, path=path)
 
-    monkeypatch.setattr(job, "pread_into", reading)
+    monkeypatch.setattr(files, "pread_into", reading)
     project.build(workers=workers, memory=memory)
     assert max(sizes) == largest * 256  # four inputs and outputs of a block are 1024 bytes
     project.check("m")

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from support.checkpoints import random_tensors
 from support.projects import SmallProject
 
-from mergepipe.engine import run as engine_run
+from mergepipe.engine import schedule
 from mergepipe.engine.job import _progress
-from mergepipe.engine.reader import _adjacent
 from mergepipe.engine.meter import Meter
+from mergepipe.engine.reader import _adjacent
 from mergepipe.engine.work import Group, Job, jobs_of
 
 
@@ -77,13 +77,13 @@ def project(tmp_path):
 
 def jobs_of_build(project, monkeypatch, **options):
     seen = []
-    original = engine_run.run_job
+    original = schedule.run_job
 
     def recording(job, scratch):
         seen.append(job)
         return original(job, scratch)
 
-    monkeypatch.setattr(engine_run, "run_job", recording)
+    monkeypatch.setattr(schedule, "run_job", recording)
     project.build(workers=1, **options)
     return seen
 

@@ -26,6 +26,7 @@ from mergepipe.lockfile.records import (
     LockedRule,
     LockedShard,
     LockedSideFile,
+    LockedSlice,
     LockedSource,
     LockedTensor,
     Lockfile,
@@ -156,7 +157,56 @@ BLEND = LockedOutput(
     side_files=(),
     tensors=TENSORS[3:],
 )
+STACK = LockedOutput(
+    name="stack",
+    path="build/stack",
+    operator="passthrough",
+    operator_version=1,
+    numerics="float32",
+    base=None,
+    experts=(),
+    params={},
+    slices=(
+        LockedSlice(
+            layers="0..8",
+            operator=None,
+            operator_version=None,
+            base=None,
+            base_layers=None,
+            experts=(LockedExpert(source="base", params={}),),
+            params={},
+            rules=(),
+        ),
+        LockedSlice(
+            layers="8..16",
+            operator="task_arithmetic",
+            operator_version=1,
+            base="base",
+            base_layers="4..12",
+            experts=(
+                LockedExpert(source="math", params={}),
+                LockedExpert(source="code", params={"weight": 0.3}, layers="0..8"),
+            ),
+            params={"lambda": (0.0, 0.5)},
+            rules=(
+                LockedRule(match=("*.mlp.*",), layers=None, params={"lambda": 1.0}, experts={"code": {"weight": 0.1}}),
+            ),
+        ),
+    ),
+    rules=(),
+    budget="full",
+    write={"shard_size": 5_000_000_000},
+    sources={"base": BASE.digest, "code": CODE.digest, "math": MATH.digest},
+    expert_bytes_full=4_194_304,
+    expert_bytes_planned=4_194_304,
+    bound={"kind": "exact", "absolute": 0.0, "relative_to_update": 0.0},
+    digest=source_digest([(TENSORS[3].name, TENSORS[3].digest)]),
+    shards=(LockedShard(name="model.safetensors", digest=digest("stack shard"), bytes=2128),),
+    side_files=(),
+    tensors=TENSORS[3:],
+)
 LOCK = Lockfile(geometry=1, sources=(MATH, BASE, CODE), outputs=(BLEND, ASSISTANT))
+SLICED = Lockfile(geometry=1, sources=(MATH, BASE, CODE), outputs=(STACK,))
 
 _COMMON = {"lambda": 1.0, "normalize": True}
 _PLAIN = ParameterSet(params=_COMMON, experts=({"density": 1.0, "weight": 1.0}, {"density": 0.4, "weight": 0.2}))
@@ -235,14 +285,26 @@ def tuples(elements, max_size=3):
     return st.lists(elements, max_size=max_size).map(tuple)
 
 
-expert_params = mappings(values, texts.filter(lambda key: key != "source"))
+expert_params = mappings(values, texts.filter(lambda key: key not in ("source", "layers")))
 experts = st.builds(LockedExpert, source=texts, params=expert_params)
+ranged_experts = st.builds(LockedExpert, source=texts, params=expert_params, layers=st.none() | texts)
 rules = st.builds(
     LockedRule,
     match=tuples(texts),
     layers=st.none() | texts,
     params=mappings(values),
     experts=mappings(mappings(values)),
+)
+slices = st.builds(
+    LockedSlice,
+    layers=texts,
+    operator=st.none() | texts,
+    operator_version=st.none() | counts,
+    base=st.none() | texts,
+    base_layers=st.none() | texts,
+    experts=tuples(ranged_experts),
+    params=mappings(values),
+    rules=tuples(rules, max_size=2),
 )
 sources = st.builds(
     LockedSource,
@@ -269,6 +331,7 @@ outputs = st.builds(
     base=st.none() | texts,
     experts=tuples(experts),
     params=mappings(values),
+    slices=tuples(slices, max_size=2),
     rules=tuples(rules),
     budget=texts,
     write=mappings(texts | counts),
@@ -295,19 +358,25 @@ def manifests(draw):
     """Manifests that do not contradict themselves."""
     output = draw(outputs)
     inputs = st.builds(
-        ManifestInput, source=texts, digest=digests, blocks=st.binary(min_size=16, max_size=16) | st.just(b"")
+        ManifestInput,
+        source=texts,
+        digest=digests,
+        blocks=st.binary(min_size=16, max_size=16) | st.just(b""),
+        tensor=st.none() | texts,
     )
     parameters = st.builds(ParameterSet, params=mappings(scalars), experts=tuples(mappings(scalars)))
     tensors, results = [], []
     for name in draw(st.lists(texts, max_size=3, unique=True)):
         count = draw(st.integers(0, 2))
-        level_count = count * len(output.experts)
+        made_with = draw(st.none() | parameters)
+        of_slice = made_with if output.slices else None
+        level_count = count * len(output.experts if of_slice is None else of_slice.experts)
         tensor = ManifestTensor(
             name=name,
             dtype=draw(st.sampled_from(["BF16", "F32", "I64"])),
             shape=draw(tuples(st.integers(0, 2**40))),
             decision=draw(texts),
-            parameters=draw(st.none() | parameters),
+            parameters=made_with,
             inputs=draw(tuples(inputs)),
             blocks=draw(st.binary(min_size=32 * count, max_size=32 * count)),
             levels=draw(st.none() | st.binary(min_size=level_count, max_size=level_count)),

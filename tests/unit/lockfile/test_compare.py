@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.lockfile.samples import ASSISTANT, BASE, BLEND, CODE, LOCK, MATH, digest, locks
+from unit.lockfile.samples import ASSISTANT, BASE, BLEND, CODE, LOCK, MATH, SLICED, STACK, digest, locks
 
 from mergepipe.digest import format_digest
 from mergepipe.lockfile.compare import DifferenceKind, compare_locks, declared_differences, render_differences
@@ -153,6 +153,44 @@ def test_a_rule_is_compared_fact_by_fact():
         ("outputs.assistant.rules[2].layers", '"8..16"', None),
         ("outputs.assistant.rules[2].experts.code", "{}", None),
     ]
+
+
+def test_a_slice_is_compared_fact_by_fact():
+    first, second = STACK.slices
+    math, code = second.experts
+    slices = (
+        dataclasses.replace(first, layers="0..6"),
+        dataclasses.replace(
+            second,
+            operator="linear",
+            operator_version=2,
+            base=None,
+            base_layers=None,
+            experts=(math, dataclasses.replace(code, layers="4..12")),
+            params={},
+            rules=(dataclasses.replace(second.rules[0], params={"lambda": 2.0}),),
+        ),
+        first,
+    )
+    changed = dataclasses.replace(SLICED, outputs=(dataclasses.replace(STACK, slices=slices),))
+    assert facts(compare_locks(SLICED, changed)) == [
+        ("outputs.stack.slices[0].layers", '"0..8"', '"0..6"'),
+        ("outputs.stack.slices[1].operator", '"task_arithmetic"', '"linear"'),
+        ("outputs.stack.slices[1].operator_version", "1", "2"),
+        (
+            "outputs.stack.slices[1].experts[1]",
+            '{ source = "code", layers = "0..8", weight = 0.3 }',
+            '{ source = "code", layers = "4..12", weight = 0.3 }',
+        ),
+        ("outputs.stack.slices[1].rules[0].params.lambda", "1.0", "2.0"),
+        ("outputs.stack.slices[2].layers", None, '"0..8"'),
+        ("outputs.stack.slices[2].experts[0]", None, '{ source = "base" }'),
+        ("outputs.stack.slices[1].base", '"base"', None),
+        ("outputs.stack.slices[1].base_layers", '"4..12"', None),
+        ("outputs.stack.slices[1].params.lambda", "[0.0, 0.5]", None),
+    ]
+    (version,) = [d for d in compare_locks(SLICED, changed) if d.entry.endswith("operator_version")]
+    assert version.reason == "this mergepipe computes the operator differently"
 
 
 def test_an_expert_put_in_front_leaves_the_others_alone():

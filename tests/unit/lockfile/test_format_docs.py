@@ -15,10 +15,11 @@ DOCS = Path(__file__).parents[3] / "docs" / "formats"
 @pytest.mark.parametrize(("page", "golden"), [("lockfile.md", "Mergefile.lock"), ("manifest.md", "mergepipe.json")])
 def test_examples_are_taken_from_the_golden_files(page, golden):
     examples = re.findall(r"```(?:toml|json)\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    held = "".join((GOLDEN / name).read_text(encoding="utf-8") for name in (golden, "slices.lock"))
     assert examples
     for example in examples:
         for part in example.split("\n\n"):
-            assert part.strip("\n") in (GOLDEN / golden).read_text(encoding="utf-8")
+            assert part.strip("\n") in held
 
 
 def test_the_page_of_the_lock_names_every_key_of_an_output():
@@ -29,6 +30,6 @@ def test_the_page_of_the_lock_names_every_key_of_an_output():
 
 def test_the_page_of_the_manifest_names_every_key():
     text = (DOCS / "manifest.md").read_text(encoding="utf-8")
-    for kind in (wire.Manifest, wire.Output, wire.Source, wire.Shard, wire.Run, wire.Tensor, wire.Input):
+    for kind in (wire.Manifest, wire.Output, wire.Source, wire.Shard, wire.Run, wire.Tensor, wire.Input, wire.Slice):
         for field in msgspec.structs.fields(kind):
             assert f"`{field.name}`" in text, field.name

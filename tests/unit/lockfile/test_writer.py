@@ -7,7 +7,7 @@ import pytest
 import tomli
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.lockfile.samples import ASSISTANT, BASE, CODE, LOCK, MATH, check_golden, locks, texts
+from unit.lockfile.samples import ASSISTANT, BASE, CODE, LOCK, MATH, SLICED, check_golden, locks, texts
 
 from mergepipe.errors import InternalError, LockError
 from mergepipe.lockfile.records import LockedExpert, LockedFile, Lockfile
@@ -16,6 +16,10 @@ from mergepipe.lockfile.writer import expert_text, key_text, quote, render_lock,
 
 def test_the_golden_lock_is_rendered_byte_for_byte():
     check_golden("Mergefile.lock", render_lock(LOCK).encode())
+
+
+def test_the_golden_lock_with_slices_is_rendered_byte_for_byte():
+    check_golden("slices.lock", render_lock(SLICED).encode())
 
 
 def test_a_lock_ends_with_one_newline_and_has_no_carriage_returns_or_trailing_blanks():

@@ -107,8 +107,8 @@ def test_sources_may_lie_in_one_another_and_go_unused():
 
 
 def test_an_output_that_is_not_published_takes_no_directory():
-    text = SOURCES + LINEAR + 'path = "models/math"\npublish = false\n'
-    assert "not supported yet" in only_problem(text).message  # and not that the directory is a source
+    output = parse(SOURCES + LINEAR + 'path = "models/math"\npublish = false\n').outputs["m"]
+    assert not output.publish  # and no complaint that the directory is a source
 
 
 TIES = LINEAR.replace('"linear"', '"ties"\nbase = "base"')
@@ -136,16 +136,10 @@ TIES = LINEAR.replace('"linear"', '"ties"\nbase = "base"')
             "progressive",
         ),
         (
-            LINEAR + '[outputs.n]\noperator = "linear"\nbase = "m"\nexperts = ["m"]\nwrite.tokenizer = "m"\n',
-            "outputs.n.base",
-            "an output as a source (`m`)",
-            "multi_stage",
-        ),
-        (
-            LINEAR + '[outputs.n]\noperator = "linear"\nexperts = ["math", { source = "m" }]\n',
-            "outputs.n.experts[1]",
-            "an output as a source (`m`)",
-            "multi_stage",
+            '[sources.x]\npath = "x"\non = "m"\n' + LINEAR,
+            "sources.x.on",
+            "an adapter on an output",
+            "adapter",
         ),
         (
             '[operators.mine]\npython = "ops.py:f"\n' + LINEAR.replace('"linear"', '"mine"\nparams.any = 1'),

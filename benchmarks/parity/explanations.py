@@ -1,0 +1,3 @@
+SPACES = {}
+DIFFERENCES = {}
+HEAD = ""

@@ -1,0 +1,165 @@
+"""Generalised task arithmetic: drop elements of the deltas, weight them, elect a sign or not, add them to the base.
+
+For each expert ``delta_i = x_i - base``; a sparsifier sets elements of it to zero; what is kept is multiplied by one
+factor (`rescale`), then by the weight. The terms are added up in expert order, all of them or those that agree with the
+elected sign; `normalize` divides by the sum of the weights that took part, `lambda` multiplies the result, and
+the base is added. Every step is rounded once to the work dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mergepipe.digest import record_digest
+from mergepipe.operators.contract import (
+    Array,
+    BlockInputs,
+    Operator,
+    Prepared,
+    Reducing,
+    Reduction,
+    TensorFacts,
+    TensorParams,
+)
+from mergepipe.operators.numerics import normaliser, rounded
+from mergepipe.operators.sparsifiers import ByRank, Sparsifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsePrepared(Prepared):
+    """Weights and sparsifiers.
+
+    Attributes
+    ----------
+    sparsifiers
+        What is kept of each expert's delta, in expert order.
+    factors
+        What the kept elements are multiplied by, where that is known without statistics.
+    rescale
+        `"l1"`, `"density"` or False.
+    normalize
+        Whether to divide by the weights that agree; `divisor` has what is the same for every element.
+    work
+        The work dtype.
+    """
+
+    sparsifiers: tuple[Sparsifier, ...]
+    factors: tuple[float, ...]
+    rescale: object
+    normalize: bool
+    work: str
+
+
+class SparseTaskArithmetic(Operator):
+    """What the methods of this family have in common; each says what is kept, and whether a sign is elected.
+
+    Attributes
+    ----------
+    elects
+        Whether only terms count that agree with the elected sign.
+    """
+
+    version: ClassVar = 1
+    uses_base: ClassVar = True
+    elects: ClassVar[bool]
+
+    def sparsifier(self, params: TensorParams, index: int) -> Sparsifier:
+        """Return what is kept of an expert's delta."""
+        raise NotImplementedError
+
+    def prepare(self, params: TensorParams, work: str) -> SparsePrepared:
+        """Return weights, divisor, scale and sparsifiers; see `Operator.prepare`."""
+        weights = rounded(params.column("weight"), work)
+        (scale,) = rounded((params.number("lambda"),), work)
+        normalize, rescale = bool(params.values["normalize"]), params.values["rescale"]
+        # The base among the experts is a zero delta: it has no vote, adds nothing and counts in no divisor.
+        counted = [weight for index, weight in enumerate(weights) if index != params.base_expert]
+        divisor = normaliser(counted, work) if normalize and not self.elects and counted else 1.0
+        sparsifiers = tuple(self.sparsifier(params, index) for index in range(len(weights)))
+        by_density = rescale == "density"
+        return SparsePrepared(
+            coefficients=tuple(
+                0.0 if index == params.base_expert or scale == 0 else weight for index, weight in enumerate(weights)
+            ),
+            divisor=divisor,
+            scale=scale,
+            sparsifiers=sparsifiers,
+            factors=rounded([1 / s.density if by_density and not isinstance(s, ByRank) else 1.0 for s in sparsifiers], work),
+            rescale=rescale,
+            normalize=normalize,
+            work=work,
+        )
+
+    def check(self, prepared: Prepared, facts: TensorFacts) -> None:
+        """See `Operator.check`."""
+        for _, sparsifier in _dropping(prepared, facts):
+            if isinstance(sparsifier, ByRank):
+                sparsifier.check(facts)
+
+    def rowwise(self, prepared: Prepared, facts: TensorFacts) -> bool:
+        """Return whether ranks within rows are needed; see `Operator.rowwise`."""
+        return any(isinstance(sparsifier, ByRank) for _, sparsifier in _dropping(prepared, facts))
+
+    def reduces(self, prepared: Prepared, facts: TensorFacts) -> bool:
+        """Return whether statistics decide what is kept or what makes up for it; see `Operator.reduces`."""
+        assert isinstance(prepared, SparsePrepared)
+        dropping = _dropping(prepared, facts)
+        return any(prepared.rescale == "l1" or sparsifier.needs_statistics(facts) for _, sparsifier in dropping)
+
+    def reduce(self, prepared: Prepared, facts: TensorFacts, slots: Sequence[bool]) -> Reducing:
+        """Return bounds, ranks and factors of the experts' deltas; see `Operator.reduce`."""
+        from mergepipe.operators.sparsify import reduce_kept
+
+        assert isinstance(prepared, SparsePrepared)
+        wanted = {index: sparsifier for index, sparsifier in _dropping(prepared, facts) if slots[index + 1]}
+        found = yield from reduce_kept(wanted, facts, l1=prepared.rescale == "l1", work=prepared.work)
+        fields = [
+            (index, kept.low.pattern if kept.low else -1, kept.high.pattern if kept.high else -1, kept.factor)
+            for index, kept in found.items()
+        ]
+        in_block = [kept.in_block for kept in found.values() if kept.in_block]
+        block_keys = [record_digest("kept", block) for block in zip(*in_block, strict=True)]
+        return Reduction(value=found, key=record_digest("sparse", fields), block_keys=block_keys)
+
+    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
+        """Return ``base + scale * combined``; see `Operator.apply`."""
+        assert isinstance(prepared, SparsePrepared)
+        total = _combined(inputs, prepared, reduction, elects=self.elects)
+        if total is None:
+            total = inputs.xp.zeros(inputs.shape, dtype=inputs.dtype)
+        if prepared.divisor != 1:
+            total /= prepared.divisor
+        if prepared.scale != 1:
+            total *= prepared.scale
+        total += inputs.base
+        return total
+
+    def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
+        """Return the base where no delta is left; see `Operator.copied_input`."""
+        return None if any(present) else -1
+
+
+def _dropping(prepared: Prepared, facts: TensorFacts) -> list[tuple[int, Sparsifier]]:
+    """Return the experts, by index, that are inputs and of whose delta something is dropped."""
+    assert isinstance(prepared, SparsePrepared)
+    pairs = zip(prepared.live, prepared.sparsifiers, strict=True)
+    return [(i, s) for i, (live, s) in enumerate(pairs) if live and not s.keeps_all(facts)]
+
+
+def _combined(
+    inputs: BlockInputs, prepared: SparsePrepared, reduction: Reduction | None, *, elects: bool
+) -> Array | None:
+    from mergepipe.operators.elect import FIRST_TERM, elect
+    from mergepipe.operators.sparsify import Kept, sparsify
+
+    terms: list[Array] = []
+    weights = []
+    for index, weight in enumerate(prepared.coefficients):
+        if not inputs.has(index):
+            continue
+        number = FIRST_TERM + (len(terms) if elects else min(len(terms), 1))
+        term = inputs.delta(index, number)
+        kept = reduction.value.get(index) if reduction is not None else None
+    return None

@@ -1,0 +1,98 @@
+"""What mergekit 0.1.5 makes of small inputs with `dtype: float32`, and how near mergepipe comes to it.
+
+The fixtures are its own outputs; `python -m benchmarks.parity fixtures` writes them anew. Where both sides are
+deterministic and sum over a few experts only, the bits are equal. Elsewhere the bound says why they cannot be. It is in
+units in the last place (float32, or the output's dtype) at the magnitude of the largest input or the output, so that
+an element that nearly cancels is held to what went into it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.checkpoints import read_checkpoint, read_safetensors
+from support.projects import SmallProject, skip_flushing
+
+FIXTURES = Path(__file__).parent / "fixtures"
+HEAD, *CASES = json.loads((FIXTURES / "cases.json").read_text(encoding="utf-8"))
+FAMILIES = sorted({case["family"] for case in CASES})
+
+EQUAL = 0.0
+_SUMS = "sums over a tensor are float32 trees in mergekit and float64 here"
+# Method: the largest distance in units of the inputs, and why it is not zero.
+BOUNDS = {
+    "passthrough": (EQUAL, ""),
+    "task_arithmetic": (EQUAL, ""),
+}
+
+
+def id_of(case: dict[str, Any]) -> str:
+    return str(case["id"])
+
+
+def inputs_of(family: str) -> dict[str, dict[str, Any]]:
+    """Return the tensors of every source of a family."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, array in read_safetensors(FIXTURES / f"inputs-{family}.safetensors").items():
+        source, _, tensor = key.partition("/")
+        found.setdefault(source, {})[tensor] = array
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return every case's output, built in one project per family; built on first use."""
+    folder = tmp_path_factory.mktemp("parity")
+    outputs: dict[str, dict[str, Any]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        skip_flushing(patch)
+        for family in FAMILIES:
+            project = SmallProject(folder / family)
+            for source, tensors in inputs_of(family).items():
+                project.add_source(source, tensors)
+            mine = [case for case in CASES if case["family"] == family]
+            project.outputs = {case["id"]: case["recipe"] for case in mine}
+            project.save()
+            project.build()
+            outputs |= {case["id"]: read_checkpoint(project.folder(case["id"])) for case in mine}
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def largest_input():
+    """Return for each family the largest magnitude of any source, element by element, flat."""
+    return {
+        family: np.max([np.abs(flat(tensors).astype(np.float32)) for tensors in inputs_of(family).values()], axis=0)
+        for family in FAMILIES
+    }
+
+
+def flat(tensors) -> Any:
+    """Return all elements, tensor by tensor in the order of the fixtures."""
+    return np.concatenate([tensors[name].reshape(-1) for name in HEAD["tensors"]])
+
+
+def unit(values, dtype) -> Any:
+    """Return the unit in the last place at these magnitudes."""
+    single = np.spacing(values.astype(np.float32)).astype(np.float64)
+    return single * (1 if dtype.itemsize == 4 else 2**16)
+
+
+@pytest.mark.parametrize("case", CASES, ids=id_of)
+def test_an_output_is_what_mergekit_makes_of_it(built, largest_input, case):
+    method = case["recipe"]["operator"]
+    stored = read_safetensors(FIXTURES / f"{method}.safetensors")
+    theirs, ours = stored[case["id"]], flat(built[case["id"]])
+    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+    undecided = np.zeros(theirs.shape, bool)
+    if (bits := stored.get(f"{case['id']}?")) is not None:
+        undecided = np.unpackbits(bits)[: theirs.size].astype(bool)
+    wide, other = ours.astype(np.float64), theirs.astype(np.float64)
+    scale = np.maximum(largest_input[case["family"]], np.abs(theirs.astype(np.float32)))
+    apart = np.abs(wide - other)[~undecided] / unit(scale, theirs.dtype)[~undecided]
+    bound, reason = BOUNDS[method]
+    assert apart.max() <= bound, reason or "the bits are equal"
