@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.parity.exact import Exact
+
 _BITS = {2: np.int16, 4: np.int32}
 ROUNDING = 4.0  # units in the last place of the largest input: what a few float32 operations may be off
 
@@ -52,7 +54,7 @@ class Comparison:
         Elements of tensors for which our definition is another one, on purpose, see `exact.by_design`.
     rounding
         Elements that differ by more than 1 ulp, but both are, or are from one another, no more than `ROUNDING` units of
-        the largest input away (from the exact value).
+        the largest number that is added up (and what a cosine off by 2^-22 makes) away from the exact value.
     nearer
         Elements that differ by more, where ours is the nearer to the exact value: within twice that bound, or at most
         half as far off as mergekit's.
@@ -95,13 +97,13 @@ def compare(
     ours: np.ndarray,
     theirs: np.ndarray,
     inputs: Sequence[np.ndarray],
-    exact: np.ndarray,
-    undecided: np.ndarray,
+    evaluated: Exact,
     *,
     deliberate: bool = False,
     emulated: np.ndarray | None = None,
 ) -> Comparison:
-    """Compare one tensor, given what went in, the exact values, and where there is a choice."""
+    """Compare one tensor, given what went in and the exact values."""
+    exact, undecided = evaluated.value, evaluated.undecided
     found = Comparison(elements=ours.size)
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         raise SystemExit(f"{label}: {ours.dtype}{ours.shape} against {theirs.dtype}{theirs.shape}")
@@ -112,12 +114,14 @@ def compare(
         return found
     for bucket, count in zip(*np.unique(np.where(distance, _floor_power(distance), 0), return_counts=True), strict=True):
         found.histogram[int(bucket)] += int(count)
-    scale = spacing(np.max([np.abs(array.astype(np.float32)) for array in inputs] + [np.abs(exact)], axis=0))
+    sizes = [np.abs(array.astype(np.float64)) for array in inputs] + [np.abs(exact)]
+    scale = spacing(np.max(sizes if evaluated.size is None else [*sizes, evaluated.size], axis=0))
     wide, other = ours.astype(np.float64), theirs.astype(np.float64)
     scale = np.maximum(scale, _output_spacing(exact, ours.dtype))
     apart, off, their_off = np.abs(wide - other) / scale, np.abs(wide - exact) / scale, np.abs(other - exact) / scale
     rest = ~((distance <= 1) | undecided)
-    near = rest & ((apart <= ROUNDING) | (np.maximum(off, their_off) <= ROUNDING))
+    blur = 0.0 if evaluated.blur is None else evaluated.blur / scale
+    near = rest & ((apart <= ROUNDING + blur) | (np.maximum(off, their_off) <= ROUNDING + blur))
     nearer = rest & ~near & (off < their_off) & ((off <= 2 * ROUNDING) | (off <= their_off / 2))
     bad = rest & ~near & ~nearer
     found.equal, found.one = int((distance == 0).sum()), int((distance == 1).sum())

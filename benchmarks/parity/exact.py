@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray
-Evaluated = tuple[Array, Array]
 _NEAR = 1e-6  # relative: what float32 sums may be off
+_BLUR = 2.0**-22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,29 @@ class Inputs:
         return [float(np.float32(weight)) for weight in self.column("weight", 1.0)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """The exact values of a tensor, element by element.
+
+    Attributes
+    ----------
+    undecided
+        Where there is a choice.
+    size
+        The magnitude of the largest numbers that are added up, where they may be larger than inputs and result.
+    blur
+        What the values change by where a cosine is off by 2^-22: as much as a float32 sum may be.
+    """
+
+    value: Array
+    undecided: Array
+    size: Array | None = None
+    blur: Array | None = None
+
+
+Kept = tuple[Array, Array]
+
+
 def at_layer(settings: Mapping[str, Any], tensor: str, layers: int) -> dict[str, Any]:
     """Return settings at a tensor: gradients are linear in the layer; outside the layers they have their first value."""
     found = re.search(r"\.layers\.(\d+)\.", tensor)
@@ -64,55 +87,66 @@ def at_layer(settings: Mapping[str, Any], tensor: str, layers: int) -> dict[str,
     return {name: value(setting) for name, setting in settings.items()}
 
 
-def evaluate(inputs: Inputs) -> Evaluated:
-    """Return the exact values and the undecided elements of one tensor."""
+def evaluate(inputs: Inputs) -> Exact:
+    """Return the exact values of one tensor."""
     with np.errstate(all="ignore"):
         return _METHODS[inputs.method](inputs)
 
 
 def by_design(inputs: Inputs) -> bool:
-    """Return whether our definition differs from mergekit's for this tensor: slerp with a vector of length zero."""
-    if inputs.method != "slerp":
-        return False
-    return any(np.linalg.norm(np.asarray(x, np.float64)) <= 1e-8 for x in (inputs.base, inputs.experts[0]))
+    """Return whether our definition differs from mergekit's for this tensor.
+
+    slerp with a vector of length zero: a chord here, an arc of a right angle there. nuslerp down the columns of a single
+    row: one vector here, vectors of one element there.
+    """
+    if inputs.method == "slerp":
+        return any(np.linalg.norm(np.asarray(x, np.float64)) <= 1e-8 for x in (inputs.base, inputs.experts[0]))
+    down = inputs.params.get("nuslerp_row_wise", False) and not inputs.params.get("nuslerp_flatten", True)
+    shape = inputs.experts[0].shape
+    return inputs.method == "nuslerp" and down and len(shape) > 1 and inputs.experts[0].size == shape[-1]
 
 
-def _decided(values: Array) -> Evaluated:
-    return values, np.zeros(values.shape, bool)
+def _decided(values: Array) -> Exact:
+    return Exact(value=values, undecided=np.zeros(values.shape, bool))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def _linear(inputs: Inputs) -> Evaluated:
+def _linear(inputs: Inputs) -> Exact:
     weights = inputs.weights()
     total = sum(weight * x.astype(np.float64) for weight, x in zip(weights, inputs.experts, strict=True))
     return _decided(total / (sum(weights) if inputs.params.get("normalize", True) else 1.0))
 
 
-def _passthrough(inputs: Inputs) -> Evaluated:
+def _passthrough(inputs: Inputs) -> Exact:
     (scale,) = inputs.column("scale", 1.0)
     return _decided(inputs.experts[0].astype(np.float64) * float(np.float32(scale)))
 
 
-def _slerp(inputs: Inputs) -> Evaluated:
-    t = inputs.number("t", 0.5)
+def _slerp(inputs: Inputs) -> Exact:
     v0, v1 = (np.asarray(x, np.float64) for x in (inputs.base, inputs.experts[0]))
     n0, n1 = (n if (n := float(np.linalg.norm(v))) > 1e-8 else 1.0 for v in (v0, v1))
-    cosine = float(np.sum(v0 / n0 * (v1 / n1)))
-    a, b = _arc(t, cosine, 0.9995)
-    near = np.full(v0.shape, abs(abs(cosine) - 0.9995) < _NEAR)
-    return a * v0 + b * v1, near
+    cosine = np.clip(np.sum(v0 / n0 * (v1 / n1)), -1, 1).reshape([1] * v0.ndim)
+    near = np.full(v0.shape, abs(abs(float(cosine)) - 0.9995) < _NEAR)
+    return _arc(inputs.number("t", 0.5), cosine, v0, v1, np.abs(cosine) > 0.9995, near)
 
 
-def _arc(t: float, cosine: float, threshold: float) -> tuple[float, float]:
-    if abs(cosine) > threshold:
-        return 1 - t, t
-    angle = np.arccos(cosine)
-    return np.sin((1 - t) * angle) / np.sin(angle), np.sin(t * angle) / np.sin(angle)
+def _arc(t: float, cosine: Array, v0: Array, v1: Array, straight: Array, near: Array) -> Exact:
+    """Return the arc between two vectors, or the chord where it says so; the cosine is broadcast to them."""
+
+    def terms(cosine: Array) -> tuple[Array, Array]:
+        angle = np.arccos(np.where(straight, 0.0, np.clip(cosine, -1, 1)))
+        a, b = np.sin((1 - t) * angle) / np.sin(angle), np.sin(t * angle) / np.sin(angle)
+        return np.where(straight, 1 - t, a) * v0, np.where(straight, t, b) * v1
+
+    one, two = terms(cosine)
+    value = one + two
+    moved = [np.abs(sum(terms(cosine + step)) - value) for step in (-_BLUR, _BLUR)]
+    return Exact(value=value, undecided=near, size=np.abs(one) + np.abs(two), blur=np.nan_to_num(np.maximum(*moved)))
 
 
-def _nuslerp(inputs: Inputs) -> Evaluated:
+def _nuslerp(inputs: Inputs) -> Exact:
     w0, w1 = inputs.column("weight", 1.0)
     t = 0.5 if abs(w0 + w1) < 1e-6 else w1 / (w0 + w1)
     pair = inputs.deltas() if inputs.base is not None else [x.astype(np.float64) for x in inputs.experts]
@@ -122,18 +156,19 @@ def _nuslerp(inputs: Inputs) -> Evaluated:
         pair = [v.reshape(-1) for v in pair]
     elif inputs.params.get("nuslerp_row_wise", False):
         axis = 0
-    v0, v1 = pair
     units = [v / np.maximum(np.linalg.norm(v, axis=axis, keepdims=True), 1e-7) for v in pair]
     cosine = np.clip((units[0] * units[1]).sum(axis=axis, keepdims=True), -1, 1)
-    flat = 1 - cosine**2 <= 2.0**-24  # what float32 takes for parallel
-    angle = np.arccos(np.where(flat, 0.0, cosine))
-    arc = (np.sin((1 - t) * angle) * v0 + np.sin(t * angle) * v1) / np.sin(angle)
-    value = np.where(flat, (1 - t) * v0 + t * v1, arc).reshape(shape)
-    near = np.broadcast_to((np.abs(cosine) > 1 - 1e-5) | (np.abs(cosine) < -1), v0.shape).reshape(shape)
-    return (value if inputs.base is None else inputs.base + value), near
+    straight = 1 - cosine**2 <= 2.0**-24  # what float32 takes for parallel
+    near = np.broadcast_to(np.abs(cosine) > 1 - 1e-6, pair[0].shape)
+    found = _arc(t, cosine, *pair, straight, near)
+    base = 0.0 if inputs.base is None else inputs.base.astype(np.float64)
+    assert found.size is not None
+    assert found.blur is not None
+    return Exact(value=base + found.value.reshape(shape), undecided=near.reshape(shape),
+                 size=np.abs(base) + found.size.reshape(shape), blur=found.blur.reshape(shape))  # fmt: skip
 
 
-def _multislerp(inputs: Inputs) -> Evaluated:
+def _multislerp(inputs: Inputs) -> Exact:
     if len(inputs.experts) == 1:
         return _decided(inputs.experts[0].astype(np.float64))
     eps = inputs.number("eps", 1e-8)
@@ -141,22 +176,24 @@ def _multislerp(inputs: Inputs) -> Evaluated:
     weights = np.array(inputs.weights())
     if inputs.params.get("normalize_weights", True):
         weights = weights / weights.sum()
-    norms = [float(np.linalg.norm(x)) for x in xs]
+    norms = np.array([np.linalg.norm(x) for x in xs])
     units = [x / (n + eps) for x, n in zip(xs, norms, strict=True)]
     mean = sum(w * u for w, u in zip(weights, units, strict=True))
     length = float(np.linalg.norm(mean))
-    if length < eps:
-        value = sum(w * x for w, x in zip(weights, xs, strict=True))
-    else:
-        mean = mean / length
-        tangent = sum(w * (u - float((u * mean).sum()) * mean) for w, u in zip(weights, units, strict=True))
-        size = float(np.linalg.norm(tangent)) + eps
-        value = (mean * np.cos(size) + tangent * (np.sin(size) / size)) * float(np.dot(weights, norms))
+    factors = weights
+    if length >= eps:
+        dots = np.array([float((u * mean).sum()) / length for u in units])
+        tangent = weights - weights.dot(dots) * weights / length  # in terms of the unit vectors
+        size = float(np.linalg.norm(sum(f * u for f, u in zip(tangent, units, strict=True)))) + eps
+        turned = weights / length * np.cos(size) + tangent * (np.sin(size) / size)
+        factors = turned / (norms + eps) * weights.dot(norms)
+    terms = [f * x for f, x in zip(factors, xs, strict=True)]
+    base = 0.0 if inputs.base is None else inputs.base.astype(np.float64)
     near = np.full(xs[0].shape, length < 1e-5)
-    return (value if inputs.base is None else inputs.base + value), near
+    return Exact(value=base + sum(terms), undecided=near, size=np.abs(base) + sum(np.abs(term) for term in terms))
 
 
-def _karcher(inputs: Inputs) -> Evaluated:
+def _karcher(inputs: Inputs) -> Exact:
     xs = [x.astype(np.float64) for x in inputs.experts]
     if len(xs) == 1:
         return _decided(xs[0])
@@ -182,17 +219,17 @@ def _karcher(inputs: Inputs) -> Evaluated:
             break
         mean = np.cos(size) * mean + np.sin(size) * tangent / size
         mean /= np.linalg.norm(mean)
-    return sum(norms) / len(norms) * mean, np.full(mean.shape, length < 1e-5)
+    return Exact(value=sum(norms) / len(norms) * mean, undecided=np.full(mean.shape, length < 1e-5))
 
 
 # --- sums of deltas ---------------------------------------------------------------------------------------------------
 
 
-def _no_sparsifier(delta: Array, index: int, inputs: Inputs) -> Evaluated:
+def _no_sparsifier(delta: Array, index: int, inputs: Inputs) -> Kept:
     return delta, np.zeros(delta.shape, bool)
 
 
-def cut(magnitudes: Array, low: int, high: int) -> Evaluated:
+def cut(magnitudes: Array, low: int, high: int) -> Kept:
     """Keep the ranks [low, high) of an ascending order; what equals a threshold without being in or out as a whole
     is undecided."""
     flat = magnitudes.reshape(-1)
@@ -206,7 +243,7 @@ def cut(magnitudes: Array, low: int, high: int) -> Evaluated:
     return kept.reshape(magnitudes.shape), torn.reshape(magnitudes.shape)
 
 
-def _largest(delta: Array, index: int, inputs: Inputs) -> Evaluated:
+def _largest(delta: Array, index: int, inputs: Inputs) -> Kept:
     density = inputs.column("density", 1.0)[index]
     if density >= 1:
         return _no_sparsifier(delta, index, inputs)
@@ -215,7 +252,7 @@ def _largest(delta: Array, index: int, inputs: Inputs) -> Evaluated:
     return delta * kept, torn
 
 
-def _without_outliers(delta: Array, index: int, inputs: Inputs) -> Evaluated:
+def _without_outliers(delta: Array, index: int, inputs: Inputs) -> Kept:
     density = inputs.column("density", 1.0)[index]
     if density >= 1:
         return _no_sparsifier(delta, index, inputs)
@@ -225,15 +262,15 @@ def _without_outliers(delta: Array, index: int, inputs: Inputs) -> Evaluated:
     return delta * kept, torn
 
 
-def _masked(delta: Array, index: int, inputs: Inputs) -> Evaluated:
+def _masked(delta: Array, index: int, inputs: Inputs) -> Kept:
     if inputs.column("density", 1.0)[index] >= 1:
         return _no_sparsifier(delta, index, inputs)
     assert inputs.masks is not None
-    return _decided(delta * inputs.masks[index])
+    return delta * inputs.masks[index], np.zeros(delta.shape, bool)
 
 
-def _task_vectors(*, elect: bool, normalize: bool, rescale: bool) -> Callable[[Inputs], Evaluated]:
-    def method(inputs: Inputs) -> Evaluated:
+def _task_vectors(*, elect: bool, normalize: bool, rescale: bool) -> Callable[[Inputs], Exact]:
+    def method(inputs: Inputs) -> Exact:
         weights = inputs.weights()
         terms, undecided = [], np.zeros(inputs.experts[0].shape, bool)
         for index, delta in enumerate(inputs.deltas()):
@@ -246,7 +283,9 @@ def _task_vectors(*, elect: bool, normalize: bool, rescale: bool) -> Callable[[I
         total, divisor, unsure = _elected(terms, weights) if elect else _added(terms, weights)
         if inputs.params.get("normalize", normalize):
             total = total / divisor
-        return inputs.base + total * inputs.number("lambda", 1.0), undecided | unsure
+        value = inputs.base + total * inputs.number("lambda", 1.0)
+        size = np.abs(value) + sum((np.abs(term) for term in terms), np.zeros(undecided.shape))
+        return Exact(value=value, undecided=undecided | unsure, size=size)
 
     return method
 
@@ -279,7 +318,7 @@ _SPARSIFIERS = {
 }
 
 
-def sparsified(delta: Array, index: int, inputs: Inputs) -> Evaluated:
+def sparsified(delta: Array, index: int, inputs: Inputs) -> Kept:
     """Return what a method keeps of an expert's delta, and which elements are undecided."""
     return _SPARSIFIERS[inputs.method](delta, index, inputs)
 
@@ -287,7 +326,7 @@ def sparsified(delta: Array, index: int, inputs: Inputs) -> Evaluated:
 # --- others -----------------------------------------------------------------------------------------------------------
 
 
-def _sce(inputs: Inputs) -> Evaluated:
+def _sce(inputs: Inputs) -> Exact:
     deltas = np.stack(inputs.deltas())
     topk, torn = inputs.number("select_topk", 1.0), np.zeros(deltas.shape[1:], bool)
     if topk < 1:
@@ -304,10 +343,10 @@ def _sce(inputs: Inputs) -> Evaluated:
     value = inputs.base + (deltas * factors).sum(axis=0) / np.maximum(factors.sum(axis=0), 1e-6)
     size = np.abs(deltas).sum(axis=0)
     # Where equal variances are torn, the weights depend on the choice, and so does every element a little.
-    return value, torn | ((np.abs(ballot) < _NEAR * size) & (size > 0)) | near
+    return Exact(value=value, undecided=torn | ((np.abs(ballot) < _NEAR * size) & (size > 0)) | near)
 
 
-def _model_stock(inputs: Inputs) -> Evaluated:
+def _model_stock(inputs: Inputs) -> Exact:
     rows = inputs.params.get("filter_wise", False)
     shape = inputs.experts[0].shape
     as_rows = (-1, shape[-1]) if rows and len(shape) > 1 else (1, -1)
@@ -324,17 +363,17 @@ def _model_stock(inputs: Inputs) -> Evaluated:
     t = np.where(np.abs(denominator) < 1e-6, 0.0, count * cosine / denominator)
     mean = sum(x.astype(np.float64).reshape(as_rows) for x in inputs.experts) / count
     near = np.broadcast_to(np.abs(denominator) < 1e-3, base.shape)
-    return (t * mean + (1 - t) * base).reshape(shape), near.reshape(shape)
+    return Exact(value=(t * mean + (1 - t) * base).reshape(shape), undecided=near.reshape(shape))
 
 
-def _nearswap(inputs: Inputs) -> Evaluated:
+def _nearswap(inputs: Inputs) -> Exact:
     a, b = (np.asarray(x, np.float64) for x in (inputs.base, inputs.experts[0]))
     distance = np.abs((inputs.base - inputs.experts[0]).astype(np.float64))
     weight = np.clip(inputs.number("t", 0.0) / np.maximum(distance, float(np.float32(1e-6))), 0, 1)
     return _decided(weight * b + (1 - weight) * a)
 
 
-def _arcee_fusion(inputs: Inputs) -> Evaluated:
+def _arcee_fusion(inputs: Inputs) -> Exact:
     x, b = (np.asarray(v, np.float64) for v in (inputs.experts[0], inputs.base))
 
     def probabilities(values: Array) -> Array:
@@ -352,10 +391,11 @@ def _arcee_fusion(inputs: Inputs) -> Evaluated:
     near = np.abs(importance - threshold) <= blur + 4 * shaky * (shaky < threshold) + 1e-6 * threshold
     if x.size > 1_000_000:  # mergekit takes a random sample
         near |= np.abs(importance - threshold) <= 0.02 * threshold
-    return b + (inputs.experts[0] - inputs.base).astype(np.float64) * (importance >= threshold), near
+    value = b + (inputs.experts[0] - inputs.base).astype(np.float64) * (importance >= threshold)
+    return Exact(value=value, undecided=near)
 
 
-def _ram(inputs: Inputs, *, stronger: bool = False) -> Evaluated:
+def _ram(inputs: Inputs, *, stronger: bool = False) -> Exact:
     deltas = np.stack(inputs.deltas())
     epsilon = inputs.number("epsilon", 1e-5)
     changed = np.abs(deltas) > epsilon
@@ -371,11 +411,11 @@ def _ram(inputs: Inputs, *, stronger: bool = False) -> Evaluated:
     return _decided(inputs.base + (alone + together).sum(axis=0))
 
 
-def _ramplus_tl(inputs: Inputs) -> Evaluated:
+def _ramplus_tl(inputs: Inputs) -> Exact:
     return _ram(inputs, stronger=True)
 
 
-_METHODS: Mapping[str, Callable[[Inputs], Evaluated]] = {
+_METHODS: Mapping[str, Callable[[Inputs], Exact]] = {
     "linear": _linear,
     "slerp": _slerp,
     "nuslerp": _nuslerp,

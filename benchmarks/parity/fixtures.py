@@ -97,6 +97,5 @@ def _evaluate(runner: Runner, case: Case) -> tuple[np.ndarray, np.ndarray]:
     undecided = []
     for name in sources["base"]:
         inputs = inputs_at(case, name, 2, sources, masks)
-        _, unsure = evaluate(inputs)
-        undecided.append((unsure | by_design(inputs)).reshape(-1))
+        undecided.append((evaluate(inputs).undecided | by_design(inputs)).reshape(-1))
     return np.concatenate([output[name].reshape(-1) for name in sources["base"]]), np.concatenate(undecided)

@@ -101,11 +101,12 @@ class Runner:
         layers = 1 + max(int(name.split(".")[2]) for name in ours if ".layers." in name)
         for name, array in ours.items():
             inputs = inputs_at(case, name, layers, sources, masks)
-            exact, undecided = evaluate(inputs)
             seen = [*inputs.experts, *([inputs.base] if inputs.base is not None else [])]
             label, other = f"{case.id} {name}", by_design(inputs)
             total.add(
-                compare(label, array, theirs[name], seen, exact, undecided, deliberate=other, emulated=emulate(inputs))
+                compare(
+                    label, array, theirs[name], seen, evaluate(inputs), deliberate=other, emulated=emulate(inputs)
+                )
             )
         return total
 

@@ -29,6 +29,7 @@ class GlobalOptions:
     verbose: bool = False
     color: str = "auto"
     debug: bool = False
+    allow_custom: bool = False
 
     def cache_directory(self) -> str | None:
         """Return the cache directory that the command line asks for, else the environment."""
@@ -63,6 +64,9 @@ def global_options() -> list[click.Parameter]:
             type=click.Choice(["auto", "always", "never"]),
             metavar="WHEN",
             help="Colour the output: auto, always or never.  [default: auto]",
+        ),
+        GlobalOption(
+            "--allow-custom", is_flag=True, help="Run the code of custom operators.  [env: MERGEPIPE_ALLOW_CUSTOM]"
         ),
         GlobalOption("--debug", is_flag=True, help="Print the traceback of an error."),
     ]

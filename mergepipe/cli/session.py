@@ -50,6 +50,7 @@ class Session:
             reporter=reporter,
             workers=workers,
             memory=memory,
+            allow_custom=self.options.allow_custom,
         )
 
 

@@ -74,7 +74,9 @@ def _known(
     """Return the specs of a parameter that may be given here, recording it if there is none."""
     signature = signatures[0]
     tables = [one.all_params() for one in signatures]
-    specs = {key: spec for table in reversed(tables) for key, spec in table.items()}
+    specs: dict[str, ParamSpec] = {}
+    for table in tables:
+        specs |= {key: spec for key, spec in table.items() if key not in specs}
     found = [table[name] for table in tables if name in table]
     if not found:
         allowed = [s.name for s in specs.values() if not expert or s.scope is Scope.EXPERT]

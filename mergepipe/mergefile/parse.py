@@ -8,7 +8,7 @@ weight is read, and only `load_mergefile` looks at the file system, for the Merg
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mergepipe.errors import MergefileError
@@ -31,8 +31,28 @@ _OUTPUT_HINT = "write `[outputs.NAME]` with `operator` and `experts` below it"
 _OPERATOR_HINT = 'write `[operators.NAME]` with `python = "ops.py:my_merge"` below it'
 
 
-def load_mergefile(path: Path, signatures: Mapping[str, OperatorSignature]) -> Mergefile:
+LoadOperators = Callable[[Sequence[CustomOperator], Sequence[str]], Mapping[str, OperatorSignature]]
+"""Given the custom operators that outputs use, and names of operators that are neither built in nor declared, returns the
+signatures of those that it can load; it may raise `MergefileError`."""
+
+
+def _load_none(declared: Sequence[CustomOperator], unknown: Sequence[str]) -> Mapping[str, OperatorSignature]:
+    """Load nothing: outputs of custom operators are then checked without a signature."""
+    del declared, unknown
+    return {}
+
+
+def load_mergefile(
+    path: Path, signatures: Mapping[str, OperatorSignature], load: LoadOperators = _load_none
+) -> Mergefile:
     """Return the Mergefile at ``path``, checked against the operators' ``signatures``.
+
+    Parameters
+    ----------
+    signatures
+        Of the built-in operators.
+    load
+        Loads custom ones, which runs their code.
 
     Raises
     ------
@@ -43,7 +63,7 @@ def load_mergefile(path: Path, signatures: Mapping[str, OperatorSignature]) -> M
     StorageError
         If the operating system refuses to read it.
     """
-    mergefile, problems = _read(read_text(path), path, signatures)
+    mergefile, problems = _read(read_text(path), path, signatures, load)
     problems.raise_if_any()
     return mergefile
 
@@ -56,12 +76,14 @@ def parse_mergefile(text: str, path: Path, signatures: Mapping[str, OperatorSign
     MergefileError, CollectedErrors
         As `load_mergefile`.
     """
-    mergefile, problems = _read(text, path, signatures)
+    mergefile, problems = _read(text, path, signatures, _load_none)
     problems.raise_if_any()
     return mergefile
 
 
-def _read(text: str, path: Path, signatures: Mapping[str, OperatorSignature]) -> tuple[Mergefile, Problems]:
+def _read(
+    text: str, path: Path, signatures: Mapping[str, OperatorSignature], load: LoadOperators
+) -> tuple[Mergefile, Problems]:
     """Return what could be understood, and the problems found on the way."""
     data = parse_toml(text, path)
     if not data:
@@ -72,7 +94,7 @@ def _read(text: str, path: Path, signatures: Mapping[str, OperatorSignature]) ->
     if not _check_version(top):
         problems.raise_if_any()
     top.check_keys(_TOP_KEYS)
-    mergefile = _entries(top, path, signatures)
+    mergefile = _entries(top, path, signatures, load)
     check_whole(mergefile, problems)
     report_unsupported(mergefile, signatures, problems)
     return mergefile, problems
@@ -92,7 +114,9 @@ def _check_version(top: Table) -> bool:
     return True
 
 
-def _entries(top: Table, path: Path, signatures: Mapping[str, OperatorSignature]) -> Mergefile:
+def _entries(
+    top: Table, path: Path, signatures: Mapping[str, OperatorSignature], load: LoadOperators
+) -> Mergefile:
     sections = {key: top.table(key) for key in ("sources", "outputs", "operators")}
     if not top.data.get("sources", {}):
         top.missing("sources", "no checkpoints to merge are declared", hint=_SOURCE_HINT)
@@ -107,6 +131,12 @@ def _entries(top: Table, path: Path, signatures: Mapping[str, OperatorSignature]
         outputs=_all_names(sections["outputs"], outputs),
     )
     custom = _custom_operators(sections["operators"], signatures)
+    used = _operators_used(outputs)
+    loaded = load(
+        [operator for name, operator in custom.items() if name in used and operator.file],
+        [name for name in used if name not in signatures and name not in custom],
+    )
+    signatures = {**signatures, **loaded}
     return Mergefile(
         path=Path(os.path.abspath(path)),  # noqa: PTH100 - symlinks stay as they are
         sources={name: read_source(name, table, names) for name, table in sources.items()},
@@ -119,6 +149,17 @@ def _all_names(section: Table | None, understood: Mapping[str, Table]) -> tuple[
     """Return the names of a section, those of entries that are not tables too."""
     data = {} if section is None else section.data
     return (*understood, *(name for name, value in data.items() if not isinstance(value, Mapping)))
+
+
+def _operators_used(outputs: Mapping[str, Table]) -> list[str]:
+    """Return the names of operators that outputs and their slices give, as far as they are names, in order."""
+    found: list[object] = []
+    for table in outputs.values():
+        found.append(table.data.get("operator"))
+        slices = table.data.get("slices")
+        parts = slices if isinstance(slices, list) else []
+        found += [part.get("operator") for part in parts if isinstance(part, Mapping)]
+    return list(dict.fromkeys(name for name in found if isinstance(name, str)))
 
 
 def _custom_operators(section: Table | None, signatures: Mapping[str, OperatorSignature]) -> dict[str, CustomOperator]:

@@ -21,8 +21,6 @@ def report_unsupported(mergefile: Mergefile, signatures: Mapping[str, OperatorSi
         if source.on is not None and source.on in mergefile.outputs and source.on not in mergefile.sources:
             advice = f"build {code(source.on)} first, and declare its directory under `[sources]`"
             _unsupported(problems, ("sources", source.name, "on"), "an adapter on an output", "adapter", advice)
-    for name in mergefile.operators:
-        _unsupported(problems, ("operators", name), f"a custom operator ({code(name)})", "custom_operator")
     available = short_listing([name for name, signature in signatures.items() if signature.available], "and")
     for output in mergefile.outputs.values():
         for path, operator in _operators(output):

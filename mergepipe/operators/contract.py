@@ -294,6 +294,9 @@ class Operator(ABC):
     names
         Whether the result depends on the names of the tensor and of the experts' sources, and on where in the tensor
         an element lies: random masks do.
+    code
+        The digest of the code that it is made of, part of every action key; empty for built-in operators, whose
+        `version` says the same.
     """
 
     signature: ClassVar[OperatorSignature]
@@ -302,6 +305,7 @@ class Operator(ABC):
     uses_base: ClassVar[bool]
     ignores_base: ClassVar[bool] = False
     names: ClassVar[bool] = False
+    code: ClassVar[bytes] = b""
 
     @abstractmethod
     def prepare(self, params: TensorParams, work: str) -> Prepared:

@@ -16,12 +16,9 @@ from mergepipe.operators.sparsify import SPARE, keep
 
 # Scratch arrays: 0 to 3 are used here, and those after them hold the terms.
 FIRST_TERM = 4
-MOST_EXPERTS = 90
 
 
-def elect(
-    inputs: BlockInputs, terms: Sequence[Array], weights: Sequence[float], *, normalize: bool
-) -> Array:
+def elect(inputs: BlockInputs, terms: Sequence[Array], weights: Sequence[float], *, normalize: bool) -> Array:
     """Return the sum of the agreeing terms, divided by the sum of their weights where `normalize` says so.
 
     The divisor is 1 where nothing agrees, or where weights of both signs (nearly) cancel.

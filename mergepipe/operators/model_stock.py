@@ -163,6 +163,8 @@ def _share(gram: Array) -> Array:
     import numpy as np
 
     count = len(gram)
+    finite = np.isfinite(gram).all(axis=(0, 1))
+    gram = np.where(finite, gram, 1.0)
     norms = [np.sqrt(gram[index, index]) for index in range(count)]
     total = np.zeros(gram.shape[2:])
     for first in range(count):
@@ -173,4 +175,4 @@ def _share(gram: Array) -> Array:
     below = 1.0 + (count - 1) * cosine
     singular = np.abs(below) < SINGULAR
     share = np.where(singular, 0.0, cosine / np.where(singular, 1.0, below))
-    return np.where(np.isfinite(gram).all(axis=(0, 1)), share, 1.0 / count)
+    return np.where(finite, share, 1.0 / count)

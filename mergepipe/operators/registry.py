@@ -14,6 +14,7 @@ from mergepipe.signatures import OperatorSignature
 def operators() -> Mapping[str, Operator]:
     """Return every operator that can run, by name."""
     from mergepipe.operators.additive import Linear, Passthrough, TaskArithmetic
+    from mergepipe.operators.arcee import ArceeFusion
     from mergepipe.operators.karcher import Karcher
     from mergepipe.operators.model_stock import ModelStock
     from mergepipe.operators.multislerp import MultiSlerp
@@ -29,6 +30,7 @@ def operators() -> Mapping[str, Operator]:
         NearSwap(),
         Ram(),
         RamPlus(),
+        ArceeFusion(),
         Slerp(),
         NuSlerp(),
         MultiSlerp(),

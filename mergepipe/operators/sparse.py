@@ -24,7 +24,10 @@ from mergepipe.operators.contract import (
     TensorParams,
 )
 from mergepipe.operators.numerics import normaliser, rounded
-from mergepipe.operators.sparsifiers import ByRank, Sparsifier
+from mergepipe.operators.sparsifiers import ByMagnitude, ByRank, Sparsifier
+
+# Where a sign is elected, every expert's term needs a scratch array at the same time.
+MOST_ELECTING = 90
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,6 @@ class SparseTaskArithmetic(Operator):
         counted = [weight for index, weight in enumerate(weights) if index != params.base_expert]
         divisor = normaliser(counted, work) if normalize and not self.elects and counted else 1.0
         sparsifiers = tuple(self.sparsifier(params, index) for index in range(len(weights)))
-        by_density = rescale == "density"
         return SparsePrepared(
             coefficients=tuple(
                 0.0 if index == params.base_expert or scale == 0 else weight for index, weight in enumerate(weights)
@@ -86,7 +88,7 @@ class SparseTaskArithmetic(Operator):
             divisor=divisor,
             scale=scale,
             sparsifiers=sparsifiers,
-            factors=rounded([1 / s.density if by_density and not isinstance(s, ByRank) else 1.0 for s in sparsifiers], work),
+            factors=rounded([_made_up(s) if rescale == "density" else 1.0 for s in sparsifiers], work),
             rescale=rescale,
             normalize=normalize,
             work=work,
@@ -100,7 +102,8 @@ class SparseTaskArithmetic(Operator):
 
     def rowwise(self, prepared: Prepared, facts: TensorFacts) -> bool:
         """Return whether ranks within rows are needed; see `Operator.rowwise`."""
-        return any(isinstance(sparsifier, ByRank) for _, sparsifier in _dropping(prepared, facts))
+        dropping = _dropping(prepared, facts)
+        return not facts.splits_row and any(isinstance(sparsifier, ByRank) for _, sparsifier in dropping)
 
     def reduces(self, prepared: Prepared, facts: TensorFacts) -> bool:
         """Return whether statistics decide what is kept or what makes up for it; see `Operator.reduces`."""
@@ -141,6 +144,11 @@ class SparseTaskArithmetic(Operator):
         return None if any(present) else -1
 
 
+def _made_up(sparsifier: Sparsifier) -> float:
+    """Return what makes up for a share that is dropped; elements with probabilities of their own have their own."""
+    return 1.0 if isinstance(sparsifier, ByRank) else 1 / sparsifier.density
+
+
 def _dropping(prepared: Prepared, facts: TensorFacts) -> list[tuple[int, Sparsifier]]:
     """Return the experts, by index, that are inputs and of whose delta something is dropped."""
     assert isinstance(prepared, SparsePrepared)
@@ -152,14 +160,36 @@ def _combined(
     inputs: BlockInputs, prepared: SparsePrepared, reduction: Reduction | None, *, elects: bool
 ) -> Array | None:
     from mergepipe.operators.elect import FIRST_TERM, elect
-    from mergepipe.operators.sparsify import Kept, sparsify
 
     terms: list[Array] = []
-    weights = []
+    weights: list[float] = []
     for index, weight in enumerate(prepared.coefficients):
         if not inputs.has(index):
             continue
-        number = FIRST_TERM + (len(terms) if elects else min(len(terms), 1))
-        term = inputs.delta(index, number)
-        kept = reduction.value.get(index) if reduction is not None else None
-    return None
+        term = inputs.delta(index, FIRST_TERM + (len(terms) if elects else min(len(terms), 1)))
+        _drop(inputs, index, term, prepared, reduction)
+        if weight != 1:
+            term *= weight
+        if elects or not terms:
+            terms.append(term)
+            weights.append(weight)
+        else:
+            terms[0] += term
+    if elects and terms:
+        return elect(inputs, terms, weights, normalize=prepared.normalize)
+    return terms[0] if terms else None
+
+
+def _drop(inputs: BlockInputs, index: int, delta: Array, prepared: SparsePrepared, reduction: Reduction | None) -> None:
+    """Drop elements of an expert's delta in place and make up for them."""
+    from mergepipe.operators.sparsify import Kept, sparsify
+
+    sparsifier = prepared.sparsifiers[index]
+    kept = reduction.value.get(index) if reduction is not None else None
+    if sparsifier.density >= 1 or (kept is None and isinstance(sparsifier, ByMagnitude)):
+        return  # all is kept, as it is
+    by_density = prepared.rescale == "density"
+    sparsify(sparsifier, inputs, index, delta, kept or Kept(), by_probability=by_density)
+    factor = kept.factor if kept is not None and not by_density else prepared.factors[index]
+    if factor != 1:
+        delta *= factor

@@ -42,7 +42,6 @@ class ByMagnitude(Sparsifier):
     """Drops a share `gamma` of the largest magnitudes, then keeps a share `density` of what comes next."""
 
     gamma: float = 0.0
-    least: int = 1
 
     def counts(self, elements: int) -> tuple[int, int]:
         """Return how many of the largest magnitudes are dropped, and how many after them are kept.
@@ -50,7 +49,7 @@ class ByMagnitude(Sparsifier):
         With ``k = max(1, int(density n))`` kept and ``int(gamma n)`` dropped at the top; where both together are more
         than there are, fewer are dropped.
         """
-        kept = max(self.least, int(self.density * elements))
+        kept = max(1, int(self.density * elements))
         return min(int(self.gamma * elements), elements - kept), kept
 
     def keeps_all(self, facts: TensorFacts) -> bool:

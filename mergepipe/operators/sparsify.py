@@ -15,7 +15,7 @@ from mergepipe.operators.magnitudes import Edge, Magnitudes, Selection, above, b
 from mergepipe.operators.masks import last_kept, random_words
 from mergepipe.operators.numerics import rounded
 from mergepipe.operators.sparsifiers import AtRandom, ByMagnitude, ByRank, Sparsifier
-from mergepipe.operators.sums import UNIT, MagnitudeSum, encode_sum, finite_sum, total_of, units
+from mergepipe.operators.sums import MagnitudeSum, encode_sum, finite_sum, total_of, units
 
 SPARE = 0  # a scratch array that nothing else here holds on to
 # mergekit leaves a delta alone whose magnitudes sum to less, before or after.
@@ -49,9 +49,7 @@ class Kept:
 Reduced = Generator[Sequence[Statistic], StatisticValues, dict[int, Kept]]
 
 
-def reduce_kept(
-    sparsifiers: Mapping[int, Sparsifier], facts: TensorFacts, *, l1: bool, work: str
-) -> Reduced:
+def reduce_kept(sparsifiers: Mapping[int, Sparsifier], facts: TensorFacts, *, l1: bool, work: str) -> Reduced:
     """Find what is kept of the deltas of experts, by their index; all sparsifiers are of one kind.
 
     Parameters
@@ -83,15 +81,15 @@ def _reduce_magnitudes(sparsifiers: Mapping[int, ByMagnitude], facts: TensorFact
         for index, sparsifier in sparsifiers.items()
     }
     if not l1:
-        return {index: kept.as_kept(facts.blocks) for index, kept in ranges.items()}
+        return {index: between.as_kept(facts.blocks) for index, between in ranges.items()}
     before = {index: MagnitudeSum(slots=(0, index + 1)) for index in ranges}
-    inner = {index: kept.inner_sum(index) for index, kept in ranges.items()}
+    inner = {index: between.inner_sum(index) for index, between in ranges.items()}
     values = yield [*before.values(), *inner.values()]
     result = {}
-    for index, kept in ranges.items():
-        after = total_of(values[inner[index]]) + kept.equal_sum()
+    for index, between in ranges.items():
+        after = total_of(values[inner[index]]) + between.equal_sum()
         factor = _ratio(total_of(values[before[index]]), after, work)
-        result[index] = replace(kept.as_kept(facts.blocks), factor=factor)
+        result[index] = replace(between.as_kept(facts.blocks), factor=factor)
     return result
 
 
@@ -272,7 +270,7 @@ def keep(values: Array, mask: Array) -> None:
 def sparsify(
     sparsifier: Sparsifier, inputs: BlockInputs, index: int, delta: Array, kept: Kept, *, by_probability: bool
 ) -> None:
-    """Drop elements of an expert's delta in place, and multiply what is kept by ``kept.factor``.
+    """Drop elements of an expert's delta in place.
 
     Parameters
     ----------
@@ -286,8 +284,6 @@ def sparsify(
         keep(delta, words <= np.uint32(last_kept(sparsifier.density)))
     elif isinstance(sparsifier, ByRank):
         _keep_ranked(sparsifier, inputs, delta, kept.ranks, by_probability=by_probability)
-    if kept.factor != 1:
-        delta *= delta.dtype.type(kept.factor)
 
 
 def _keep_between(inputs: BlockInputs, index: int, delta: Array, kept: Kept) -> None:

@@ -154,15 +154,4 @@ _DELTA_BASED = (
     ),
 )
 
-_OTHERS = (
-    OperatorSignature(
-        name="arcee_fusion",
-        summary="Take the expert's elements whose change is important.",
-        base=BasePolicy.REQUIRED,
-        max_experts=1,
-        params=(),
-        available=False,
-    ),
-)
-
-UPCOMING: tuple[OperatorSignature, ...] = (*_DELTA_BASED, *_OTHERS)
+UPCOMING: tuple[OperatorSignature, ...] = _DELTA_BASED

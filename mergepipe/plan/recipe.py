@@ -24,8 +24,9 @@ def merge_recipe(
     inputs
         Per slot the form of the input (`input_form`), None where there is none.
     """
+    made_of = (operator.code,) if operator.code else ()
     return record_digest(
-        "recipe.merge", operator.signature.name, operator.version, params, work, dtype, tuple(inputs)
+        "recipe.merge", operator.signature.name, operator.version, *made_of, params, work, dtype, tuple(inputs)
     )
 
 

@@ -15,7 +15,7 @@ from mergepipe.errors import MergefileError, MergepipeError, PublishError, raise
 from mergepipe.fsio.identity import settle
 from mergepipe.mergefile.checks import references
 from mergepipe.mergefile.schema import Mergefile, Output, Source
-from mergepipe.operators.registry import operator
+from mergepipe.operators.contract import Operator
 from mergepipe.plan.output import plan_output
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.stages import Plans, Stage, make_stage, record_place
@@ -122,12 +122,18 @@ def _open(mergefile: Mergefile, source: Source, checkpoints: Mapping[str, Checkp
 
 
 def make_plans(
-    mergefile: Mergefile, outputs: Iterable[Output], checkpoints: Mapping[str, Checkpoint], geometry: Geometry
+    mergefile: Mergefile,
+    outputs: Iterable[Output],
+    operators: Mapping[str, Operator],
+    checkpoints: Mapping[str, Checkpoint],
+    geometry: Geometry,
 ) -> Plans:
     """Plan these outputs, and those that they are made from: all of them before a weight of any is read.
 
     Parameters
     ----------
+    operators
+        By name, custom ones among them.
     checkpoints
         The opened sources.
 
@@ -148,7 +154,7 @@ def make_plans(
             continue
         known = {**checkpoints, **{name: stage.checkpoint for name, stage in stages.items()}}
         try:
-            plan = plan_output(output, operator, known, geometry)
+            plan = plan_output(output, operators.__getitem__, known, geometry)
             if output.name in used:
                 stages[output.name] = make_stage(plan, mergefile, checkpoints, stages)
             plans[output.name] = plan

@@ -18,9 +18,9 @@ from mergepipe.engine.results import FinishedOutput
 from mergepipe.fsio.locks import exclusive
 from mergepipe.lockfile.reader import read_lock
 from mergepipe.lockfile.records import LockedOutput, Lockfile
-from mergepipe.mergefile.parse import load_mergefile
-from mergepipe.mergefile.schema import Output
-from mergepipe.operators.registry import signatures
+from mergepipe.mergefile.parse import LoadOperators, load_mergefile
+from mergepipe.mergefile.schema import CustomOperator, Output
+from mergepipe.operators.registry import operators, signatures
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
 from mergepipe.project import locking, publication
@@ -37,6 +37,7 @@ from mergepipe.project.reports import (
 )
 from mergepipe.project.stages import Plans
 from mergepipe.reporting import Reporter, SilentReporter
+from mergepipe.signatures import OperatorSignature
 
 CACHE_DIRECTORY = ".mergecache"
 
@@ -49,6 +50,7 @@ def open_project(
     workers: int | None = None,
     memory: int | None = None,
     geometry: Geometry = GEOMETRY_1,
+    allow_custom: bool = False,
 ) -> Project:
     """Open a project: parse and check its Mergefile.
 
@@ -66,6 +68,8 @@ def open_project(
         Bytes for the workers' buffers. Never changes a result.
     geometry
         The block geometry; another one than the default is for tests.
+    allow_custom
+        Whether the code of custom operators may run; the environment may allow it too.
 
     Raises
     ------
@@ -81,6 +85,7 @@ def open_project(
         workers or _processors(),
         memory,
         geometry,
+        allow_custom=allow_custom,
     )
 
 
@@ -99,8 +104,11 @@ class Project:
         workers: int,
         memory: int | None,
         geometry: Geometry,
+        *,
+        allow_custom: bool = False,
     ) -> None:
-        self.mergefile = load_mergefile(path, signatures())
+        self._operators = dict(operators())
+        self.mergefile = load_mergefile(path, signatures(), self._loader(path, allow_custom=allow_custom))
         self.lock_path = path.with_suffix(".lock")
         self._layout = CacheLayout(cache)
         self._reporter = reporter
@@ -186,7 +194,9 @@ class Project:
         """Return which outputs are what a build would make, and why the others are not; reads no weights."""
         selected = select_outputs(self.mergefile, outputs)
         old = read_lock(self.lock_path)
-        plans = make_plans(self.mergefile, selected, open_sources(self.mergefile, selected), self._geometry)
+        plans = make_plans(
+            self.mergefile, selected, self._operators, open_sources(self.mergefile, selected), self._geometry
+        )
         with self._reading() as catalog:
             index = plans.index(catalog, self._geometry)
             prepared = []
@@ -249,11 +259,26 @@ class Project:
         options = EngineOptions(workers=self._workers, memory=self._memory)
         return Engine(catalog, packs, index, self._reporter, options).run(plans)
 
+    def _loader(self, path: Path, *, allow_custom: bool) -> LoadOperators:
+        """Return what loads custom operators into this project, where there are any and they are allowed."""
+
+        def load(declared: Sequence[CustomOperator], unknown: Sequence[str]) -> Mapping[str, OperatorSignature]:
+            if not declared and not unknown:
+                return {}
+            from mergepipe.project.plugins import is_allowed, load_operators
+
+            allowed = is_allowed(allow_custom)
+            found = load_operators(declared, unknown, path.parent, path.name, allowed=allowed)
+            self._operators |= found
+            return {name: operator.signature for name, operator in found.items()}
+
+        return load
+
     def _plans(self, selected: Sequence[Output]) -> Plans:
         """Open the sources of these outputs and plan them; everything that can be refused early is refused here."""
         checkpoints = open_sources(self.mergefile, selected)
         check_targets(self.mergefile, with_stages(self.mergefile, selected), checkpoints, self._layout.root)
-        return make_plans(self.mergefile, selected, checkpoints, self._geometry)
+        return make_plans(self.mergefile, selected, self._operators, checkpoints, self._geometry)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[tuple[Catalog, bool]]:

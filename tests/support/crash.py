@@ -56,6 +56,37 @@ experts = [{{ source = "a", weight = {weight:.2f} }}, {{ source = "b", weight = 
 write = {{ shard_size = "1.5 MB" }}
 """
 
+_STAGED = """\
+version = 1
+
+[sources.base]
+path = "models/base"
+
+[sources.a]
+path = "models/a"
+
+[sources.b]
+path = "models/b"
+
+[outputs.two]
+operator = "linear"
+experts = [{{ source = "one", weight = {weight:.2f} }}, "hidden"]
+write = {{ shard_size = "1.5 MB" }}
+
+[outputs.one]
+operator = "task_arithmetic"
+base = "base"
+experts = ["hidden", {{ source = "a", weight = 0.3 }}]
+write = {{ shard_size = "{shard_size}" }}
+
+[outputs.hidden]
+operator = "linear"
+base = "base"
+experts = ["a", "b"]
+publish = false
+write = {{ shard_size = "1 MB", tokenizer = "b" }}
+"""
+
 Files = Mapping[str, str]
 """The files of a directory by relative name, each with a digest of its bytes."""
 
@@ -80,6 +111,8 @@ class Site:
     home
         The project's folder, as the server sees it; made if it is missing.
     """
+
+    template = _MERGEFILE
 
     def __init__(self, home: Path, server: ForkServer, version: int = 1) -> None:
         self.home = home
@@ -133,7 +166,8 @@ class Site:
         """Make the project what it is at a version."""
         self.version = version
         size = "1 MB" if version % 2 else "1.6 MB"
-        self.mergefile.write_text(_MERGEFILE.format(weight=0.2 + version / 100, shard_size=size), encoding="utf-8")
+        text = self.template.format(weight=0.2 + version / 100, shard_size=size)
+        self.mergefile.write_text(text, encoding="utf-8")
         self.edit_source(version)
 
     def edit_source(self, number: int) -> None:
@@ -208,6 +242,12 @@ class Site:
         assert self.lock_bytes() in locks, "the lock is of no version"
 
 
+class StagedSite(Site):
+    """A project whose outputs are made from one another: `hidden`, which is not published, then `one`, then `two`."""
+
+    template = _STAGED
+
+
 @functools.cache
 def _tensors(source: str) -> dict[str, Any]:
     tensors = random_tensors({"base": 1, "a": 2, "b": 3}[source], _SHAPES, "bfloat16")
@@ -219,15 +259,16 @@ def _tensors(source: str) -> dict[str, Any]:
 class CleanBuilds:
     """What clean builds make of each version, in folders of their own below ``folder``; each is made once."""
 
-    def __init__(self, folder: Path, server: ForkServer) -> None:
+    def __init__(self, folder: Path, server: ForkServer, kind: type[Site] = Site) -> None:
         self._folder = folder
         self._server = server
+        self._kind = kind
         self._made: dict[int, Reference] = {}
 
     def __getitem__(self, version: int) -> Reference:
         """Return what a clean build of a version makes."""
         if version not in self._made:
-            self._made[version] = self._make(Site(self._folder / f"version-{version}", self._server, version))
+            self._made[version] = self._make(self._kind(self._folder / f"version-{version}", self._server, version))
         return self._made[version]
 
     def _make(self, site: Site) -> Reference:

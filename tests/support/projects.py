@@ -143,7 +143,10 @@ class SmallProject:
         """Return the tensors that an output should have, evaluated from the sources' files, stage by stage."""
         checkpoints = {name: read_checkpoint(self.root / path) for name, path in self.sources.items()}
         recipe = self.outputs[output]
-        named = [recipe.get("base"), *(e if isinstance(e, str) else e["source"] for e in recipe["experts"])]
+        parts = [recipe, *recipe.get("slices", ())]
+        experts = [expert for part in parts for expert in part.get("experts", [part.get("source")])]
+        named = [part.get("base") for part in parts]
+        named += [expert["source"] if isinstance(expert, dict) else expert for expert in experts]
         checkpoints |= {name: self.expected(name) for name in named if name in self.outputs}
         return evaluate(recipe, checkpoints)
 

@@ -99,12 +99,27 @@ def sce(base: Array, experts: Sequence[Array | None], select_topk: float = 1.0) 
 
 def most_varying(changes: Array, share: float) -> Array:
     """Return where the first axis' variance is among the largest, as many as the share of those that are not 0."""
-    variances = np.var(changes.astype(np.float64), axis=0).astype(changes.dtype).reshape(-1)
-    count = int(np.count_nonzero(variances) * share)
-    order = sorted(range(variances.size), key=lambda element: (-variances[element], element))
-    selected = np.zeros(variances.size, bool)
+    spread = variances(changes).reshape(-1)
+    count = int(np.count_nonzero(spread) * share)
+    order = sorted(range(spread.size), key=lambda element: (-spread[element], element))
+    selected = np.zeros(spread.size, bool)
     selected[order[:count]] = True
     return selected.reshape(changes.shape[1:])
+
+
+def variances(changes: Array) -> Array:
+    """Return the biased variance along the first axis, in float64 from left to right, rounded to the input's dtype."""
+    found = np.empty(changes.shape[1:], changes.dtype)
+    for element in np.ndindex(found.shape):
+        values = [float(change[element]) for change in changes]
+        mean = square = 0.0
+        for value in values:
+            mean += value
+        mean /= len(values)
+        for value in values:
+            square += (value - mean) * (value - mean)
+        found[element] = square / len(values)
+    return found
 
 
 def row_divergences(base: Array, expert: Array) -> Array:

@@ -101,7 +101,7 @@ class Scopes:
         found = _first_matches(entries for _, entries in chain[:-1])
         hiding = next((entry for _, entries in chain[:-1] if (entry := _fallback(entries)) is not None), None)
         if hiding is not None and _filters(chain[-1][1]):
-            pass
+            found.append(replace(hiding, filter=""))
         return found
 
     def _scopes(

@@ -113,7 +113,8 @@ class _Reader:
                 if data is not None:
                     found.append(Document(data=data, lines=self._lines))
         except yaml.reader.ReaderError as error:
-            what = f"a character that YAML does not allow (U+{ord(error.character):04X})"
+            number = error.character if isinstance(error.character, int) else ord(error.character)
+            what = f"a character that YAML does not allow (U+{number:04X})"
             self._fail(text.count("\n", 0, error.position) + 1, None, what)
         except yaml.MarkedYAMLError as error:
             self._syntax_error(error, text)
@@ -150,7 +151,7 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(loader, node)
         if any(node is outer for outer in self._open):
-            self._fail(line, None, "an alias to something that holds it", hint="write it out")
+            self._fail(line, None, "holds an alias to itself", hint="write it out")
         if node.tag != _TAG + ("map" if isinstance(node, yaml.MappingNode) else "seq"):
             self._fail(line, None, f"the tag {code(node.tag.removeprefix(_TAG))} is not supported", hint="remove it")
         self._open.append(node)
@@ -168,6 +169,8 @@ class _Reader:
         if kind not in _SCALARS:
             what = "`=` alone has a meaning of its own in YAML" if kind == "value" else None
             self._fail(line, None, what or f"the tag {code(kind)} is not supported", hint="put it in quotes")
+        if any("\ud800" <= c <= "\udfff" for c in node.value):
+            self._fail(line, None, "half of a surrogate pair, which is no character")
         try:
             return loader.construct_object(node)
         except (ValueError, LookupError):  # `!!int x`, `!!bool x`; an integer of thousands of digits

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 from support import reference_select
@@ -52,6 +52,7 @@ def factors(base, expert, **options):
     return np.frombuffer(b"".join(one.values(Divergences(slots=(0, 1)))), one.work)
 
 
+@settings(max_examples=30)
 @given(cases)
 def test_it_is_the_reference_of_the_measured_divergences_however_the_tensor_is_cut(arrays):
     base, expert = arrays
@@ -72,6 +73,7 @@ def test_divergences_are_those_of_the_slow_formula_and_do_not_depend_on_the_cutt
         )
 
 
+@settings(max_examples=30)
 @given(flat_cases)
 def test_in_a_tensor_of_one_row_the_importance_is_the_change(arrays):
     base, expert = arrays

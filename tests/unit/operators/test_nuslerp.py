@@ -60,7 +60,7 @@ def test_it_is_the_reference(shape, pair, axis, based, dtype, seed):
 
 def least_cosine(first, second):
     """Return the least cosine between columns of two arrays."""
-    first, second = (np.asarray(array, np.float64).reshape(max(1, *array.shape[:1]), -1) for array in (first, second))
+    first, second = (np.float64(array).reshape(array.shape[0] if array.ndim else 1, -1) for array in (first, second))
     with np.errstate(all="ignore"):
         cosines = (first * second).sum(0) / np.sqrt((first**2).sum(0) * (second**2).sum(0))
     return min(0, np.min(cosines[cosines > -1 + 2.0**-21], initial=0))
