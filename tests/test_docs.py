@@ -113,10 +113,7 @@ def test_the_reference_marks_what_is_not_supported_yet():
     assert {re.match(r"\| `([^`]+)`", line)[1] for line in lines} == {
         "[operators.NAME]",
         "hub",
-        "on",
         "progressive",
-        "slices",
-        "publish",
     }
 
 
@@ -137,14 +134,10 @@ experts = ["math"]
     "text",
     [
         _SUPPORTED.replace('path = "b"', 'hub = "org/model"'),
-        _SUPPORTED.replace('path = "b"', 'path = "b"\non = "base"'),
         _SUPPORTED.replace('path = "b"', 'path = "b"\nprogressive = true'),
-        _SUPPORTED + "publish = false\n",
-        _SUPPORTED + 'slices = [{ source = "math", layers = "0..2" }]\n',
         _SUPPORTED + '[outputs.merged.budget]\nexpert_reads = "25%"\n',
         _SUPPORTED + '[operators.mine]\npython = "ops.py:mine"\n',
         _SUPPORTED.replace('"linear"', '"karcher"'),
-        _SUPPORTED + '[outputs.next]\noperator = "linear"\nexperts = ["merged"]\n',
     ],
 )
 def test_what_the_reference_calls_not_supported_is_refused(text):

@@ -229,3 +229,67 @@ def test_a_larger_family_merges_as_by_hand_into_shards(tmp_path, transformers):
     ours = nats_per_token(load(merged), tokenizer, text)
     assert ours == nats_per_token(model_of(hand, FAMILY / "base"), tokenizer, text)
     assert ours < nats_per_token(load(FAMILY / "base"), tokenizer, text), "the merge is better than its base here"
+
+
+_STACK = """\
+version = 1
+[sources]
+base = {{ path = '{example}/base' }}
+c = {{ path = '{example}/expert-c' }}
+python = {{ path = '{example}/expert-python' }}
+
+[outputs.stack]
+operator = "passthrough"
+[[outputs.stack.slices]]
+source = "c"
+layers = "0..3"
+[[outputs.stack.slices]]
+source = "python"
+layers = "1..2"
+[[outputs.stack.slices]]
+operator = "linear"
+experts = ["c", {{ source = "python", layers = "1..3" }}]
+layers = "2..4"
+"""
+
+
+def stack_by_hand(name: str, c: Tensors, python: Tensors) -> Any:
+    """Return a tensor of the stack: layers 0 to 2 of `c`, 1 of `python`, and two that are averaged."""
+    parts = name.split(".")
+    if not name.startswith("model.layers."):
+        averaged = "embed" not in name
+        return average(c, python)(name) if averaged else c[name]
+    layer = int(parts[2])
+
+    def at(number: int) -> str:
+        return ".".join([*parts[:2], str(number), *parts[3:]])
+
+    if layer < 4:
+        return c[name] if layer < 3 else python[at(1)]
+    ours, theirs = c[at(layer - 2)], python[at(layer - 3)]
+    return ((ours.float() + theirs.float()) / 2).to(ours.dtype)
+
+
+def test_a_stack_of_six_layers_is_a_model_that_transformers_loads_and_runs(tmp_path, transformers):
+    import torch
+
+    (tmp_path / "Mergefile.toml").write_text(_STACK.format(example=EXAMPLE), encoding="utf-8")
+    result = run_mergepipe(["build"], tmp_path)
+    assert result.code == 0, result.text
+    folder = tmp_path / "build" / "stack"
+    _, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert {key: value for key, value in info.items() if value} == {}
+    model = load(folder)
+    assert len(model.model.layers) == model.config.num_hidden_layers == 6
+
+    c, python = weights(EXAMPLE / "expert-c"), weights(EXAMPLE / "expert-python")
+    names = [name.replace("layers.0.", f"layers.{layer}.") for name in c for layer in range(6) if "layers.0." in name]
+    hand = {name: stack_by_hand(name, c, python) for name in [*names, *(n for n in c if "layers" not in n)]}
+    assert same_bits(weights(folder), hand) == []
+
+    config = transformers.AutoConfig.from_pretrained(EXAMPLE / "base", num_hidden_layers=6)
+    other = transformers.AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
+    other.load_state_dict(hand, strict=True)
+    ids = torch.arange(0, 512, 2).view(2, 128)
+    with torch.inference_mode():
+        assert torch.equal(model(input_ids=ids).logits, other(input_ids=ids).logits)

@@ -128,7 +128,7 @@ def _slerp(inputs: Inputs) -> Exact:
     v0, v1 = (np.asarray(x, np.float64) for x in (inputs.base, inputs.experts[0]))
     n0, n1 = (n if (n := float(np.linalg.norm(v))) > 1e-8 else 1.0 for v in (v0, v1))
     cosine = np.clip(np.sum(v0 / n0 * (v1 / n1)), -1, 1).reshape([1] * v0.ndim)
-    near = np.full(v0.shape, abs(abs(float(cosine)) - 0.9995) < _NEAR)
+    near = np.full(v0.shape, abs(abs(cosine.item()) - 0.9995) < _NEAR)
     return _arc(inputs.number("t", 0.5), cosine, v0, v1, np.abs(cosine) > 0.9995, near)
 
 

@@ -147,14 +147,14 @@ class _Reads:
     claimed
         The (input, block) pairs that were counted.
     adapters
-        By key of an adapter's tensor the index of the work that used it first.
+        By key of an adapter's tensor the index of the work that used it first, and whether as an expert.
     """
 
     def __init__(self, job: Job, reader: Reader) -> None:
         self._group = job.group
         self._reader = reader
         self.claimed: set[tuple[InputKey, int]] = set()
-        self.adapters: dict[InputKey, int] = {}
+        self.adapters: dict[InputKey, tuple[int, bool]] = {}
 
     def count(self, number: int, plans: Iterable[BlockPlan], meter: Meter) -> None:
         """Count for the work of this number."""
@@ -165,35 +165,35 @@ class _Reads:
                 if key is None or ref is None:
                     continue
                 adapter = self._group.adapters.get(key)
+                is_base = ref is work.recipe.tensor.base
+                is_expert = not is_base and work.recipe.tensor.is_expert(ref)
                 if adapter is None:
-                    self._block(work, ref, (key, plan.block), meter)
+                    self._stored((key, plan.block), meter, expert=is_expert, pair=is_expert)
                     continue
                 # Its factors' bytes are counted once, by the thread that runs the build.
-                self.adapters.setdefault(key, number)
-                self._pair((key, plan.block), meter)
-                if adapter.on is not None and adapter.lora.on is not None:
-                    self._block(work, adapter.lora.on, (adapter.on, plan.block), meter, pairs=False)
+                self.adapters.setdefault(key, (number, is_expert))
+                if is_expert:
+                    self._pair((key, plan.block), meter)
+                on = adapter.lora.on
+                if on is not None and adapter.on is not None:
+                    expert = not is_base and work.recipe.tensor.is_expert(on)
+                    self._stored((adapter.on, plan.block), meter, expert=expert, pair=False)
 
-    def _pair(self, pair: tuple[InputKey, int], meter: Meter) -> bool:
-        """Count an (expert, block) pair; return whether it is the first time."""
+    def _pair(self, pair: tuple[InputKey, int], meter: Meter) -> None:
+        """Count an (expert, block) pair."""
         first = pair not in self.claimed
         self.claimed.add(pair)
         meter.expert_blocks += first
         meter.borrowed += not first
-        return first
 
-    def _block(
-        self, work: TensorWork, ref: InputRef, pair: tuple[InputKey, int], meter: Meter, *, pairs: bool = True
-    ) -> None:
-        count = self._reader.block_bytes(*pair)
-        if ref is not work.recipe.tensor.base and work.recipe.tensor.is_expert(ref):
-            if pairs:
-                meter.expert_bytes += count if self._pair(pair, meter) else 0
-            else:
-                meter.expert_bytes += 0 if pair in self.claimed else count
-        elif pair not in self.claimed:
-            meter.base_bytes += count
-        self.claimed.add(pair)
+    def _stored(self, block: tuple[InputKey, int], meter: Meter, *, expert: bool, pair: bool) -> None:
+        """Count the bytes of a stored block, unless they were, and where asked for the pair."""
+        count = 0 if block in self.claimed else self._reader.block_bytes(*block)
+        meter.expert_bytes += count if expert else 0
+        meter.base_bytes += 0 if expert else count
+        if pair:
+            self._pair(block, meter)
+        self.claimed.add(block)
 
 
 def _runs(plans: Sequence[BlockPlan]) -> Iterable[list[BlockPlan]]:

@@ -112,13 +112,17 @@ class GroupPasses:
 
     def _open(self, reducers: Iterable[_Reducer]) -> Iterator[Measure]:
         """Open the table of every statistic that is wanted; works that want the same share it."""
-        shared: dict[tuple[bytes, tuple[InputKey | None, ...]], Measure] = {}
+        shared: dict[object, Measure] = {}
         for reducer in reducers:
             work = reducer.work
             reducer.tables = {}
             for statistic in reducer.wanted:
                 recipe = key_recipe(work.recipe, statistic)
-                same = (recipe, tuple(work.inputs[slot] for slot in statistic.slots))
+                same = (
+                    recipe,
+                    tuple(work.inputs[slot] for slot in statistic.slots),
+                    tuple(statistic.block_settings(block) for block in range(work.recipe.facts.blocks)),
+                )
                 if same not in shared:
                     table = open_table(self._store, work.recipe, statistic)
                     shared[same] = Measure(work=work, statistic=statistic, recipe=recipe, table=table)

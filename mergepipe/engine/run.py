@@ -210,11 +210,12 @@ class Engine:
             run.meters[work.plan.output.name].add(meter)
         for key, count in done.index_bytes.items():
             run.owner(group, key).index_bytes += count
-        for key, number in done.adapters.items():
-            adapter = group.adapters[key]
+        for key, (number, is_expert) in done.adapters.items():
+            adapter, meter = group.adapters[key], run.meters[group.works[number].plan.output.name]
             if not adapter.counted:
                 adapter.counted = True
-                run.meters[group.works[number].plan.output.name].expert_bytes += adapter.nbytes
+                meter.expert_bytes += adapter.nbytes if is_expert else 0
+                meter.base_bytes += 0 if is_expert else adapter.nbytes
         self._reporter.advance(done.nbytes)
         self._unrecorded[id(group)] = group
         if time.monotonic() - self._recorded_at >= _RECORD_EVERY:

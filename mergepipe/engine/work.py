@@ -219,7 +219,7 @@ class JobDone:
     claimed
         The (input, block) pairs that were counted as read to merge.
     adapters
-        By key of an adapter's tensor the index of the work that read it to merge first.
+        By key of an adapter's tensor the index of the work that read it to merge first, and whether as an expert.
     nbytes
         The job's share of the group's bytes, for progress.
     """
@@ -231,7 +231,7 @@ class JobDone:
     measured: list[BlockMeasured]
     index_bytes: dict[InputKey, int]
     claimed: set[tuple[InputKey, int]]
-    adapters: dict[InputKey, int]
+    adapters: dict[InputKey, tuple[int, bool]]
     nbytes: int
 
 

@@ -157,6 +157,7 @@ def plan_statistic(
         [wanted[slot] or ABSENT for slot in statistic.slots],
         merged,
         block if statistic.positional else None,
+        statistic.block_settings(block),
     )
     sources, _, _ = _assign(recipe, wanted)
     if statistic.deltas_only and not any(source is not None for source in sources[1:]):

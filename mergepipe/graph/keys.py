@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.digest import DIGEST_SIZE, content_digest, record_digest
@@ -60,9 +61,17 @@ def _kind(slot: InputRef | None) -> tuple[str, bool] | None:
     return None if slot is None else (slot.info.dtype, slot.lora is not None and slot.lora.on is None)
 
 
-def statistic_key(recipe: bytes, inputs: Sequence[bytes], merged_elements: int, position: int | None) -> bytes:
-    """Return the key of a statistic of one block from its recipe and its inputs' block digests, as in `block_key`."""
-    return record_digest("stat-block", recipe, b"".join(inputs), merged_elements, position)
+def statistic_key(
+    recipe: bytes, inputs: Sequence[bytes], merged_elements: int, position: int | None, settings: tuple[Any, ...] = ()
+) -> bytes:
+    """Return the key of a statistic of one block from its recipe and its inputs' block digests, as in `block_key`.
+
+    Parameters
+    ----------
+    settings
+        What the numbers of this block depend on besides (`Statistic.block_settings`).
+    """
+    return record_digest("stat-block", recipe, b"".join(inputs), merged_elements, position, settings)
 
 
 def tensor_key(tensor: TensorPlan, geometry: Geometry, inputs: Sequence[bytes | None]) -> bytes:

@@ -50,10 +50,11 @@ class ArceeFusion(Operator):
     """The base with those elements of one expert whose change is important, compared with the tensor's others.
 
     An element's importance is ``|x - base|`` times the divergence of its row (of the last dimension):
-    ``sum p log(p / q)`` with ``p = softmax(x) + 1e-8`` and ``q = softmax(base) + 1e-8``, computed in float64
-    (see `mergepipe.operators.divergence`) and rounded once to the work dtype. The threshold is ``median + 1.5 (q3 - q1)`` of the
-    importances of all elements; a quantile is the element at index ``floor(quantile (n - 1))`` of their ascending
-    order. Elements at the threshold and above are taken: ``base + (x - base)``.
+    ``sum p log(p / q)`` with ``p = softmax(x) + 1e-8`` and ``q = softmax(base) + 1e-8``, computed in float64 (see
+    `mergepipe.operators.divergence`) and rounded once to the work dtype. The threshold is
+    ``median + 1.5 (q3 - q1)`` of the importances of all elements; a quantile is the element at index
+    ``floor(quantile (n - 1))`` of their ascending order. Elements at the threshold and above are taken:
+    ``base + (x - base)``.
 
     A tensor of one row (any 1-D tensor) has the same factor everywhere, which chooses nothing: there the importance is
     ``|x - base|``.
@@ -86,6 +87,7 @@ class ArceeFusion(Operator):
         ),
         differences=(
             "mergekit computes divergences in float32: those of small changes are rounding, some of them negative.",
+            "Run in float64, mergekit takes the same elements.",
             "Above a million elements mergekit takes the quantiles of a random sample, here of all.",
         ),
     )

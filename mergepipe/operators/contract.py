@@ -229,6 +229,11 @@ class Statistic(ABC):
     def settings(self) -> tuple[Any, ...]:
         """Return what the numbers depend on besides the inputs: numbers, text, bytes, tuples of them."""
 
+    def block_settings(self, block: int) -> tuple[Any, ...]:
+        """Return what the numbers of one block depend on besides: part of the key of that block alone."""
+        del block
+        return ()
+
     @abstractmethod
     def measure(self, tiles: Iterator[BlockInputs]) -> bytes:
         """Return the numbers about a block from its tiles, in order; each is valid until the next is asked for.

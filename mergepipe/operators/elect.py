@@ -80,8 +80,10 @@ class _Divisor:
     def value(self) -> Array:
         """Return what to divide by."""
         if self._size is None:
-            self._sum[self._sum == 0] = 1
+            nothing = self._sum == 0
         else:
             self._size *= self._sum.dtype.type(CANCELLATION)
-            self._sum[np.abs(self._sum) <= self._size] = 1
+            nothing = np.abs(self._sum, out=self._term) <= self._size
+            keep(self._sum, ~nothing)
+        self._sum += nothing
         return self._sum

@@ -103,6 +103,10 @@ class NuSlerp(Operator):
         edge_cases=(
             "An expert of weight 0 is not read, and the result is a copy of the other.",
             "A vector of zeros is orthogonal to every other: the other enters with sin(t pi / 2), not with t.",
+            (
+                "Next to opposite vectors the weights are large and their errors with them, down columns above all: sums kept "
+                "as float32 leave a cosine an error of 1e-7."
+            ),
             "A 1-D tensor is one vector, and so is a tensor of a single row.",
             "The base must not be one of the two: its delta has no direction.",
             NO_ANGLE + "(1 - t) v_0 + t v_1, for the vector concerned.",

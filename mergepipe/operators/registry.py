@@ -15,22 +15,35 @@ def operators() -> Mapping[str, Operator]:
     """Return every operator that can run, by name."""
     from mergepipe.operators.additive import Linear, Passthrough, TaskArithmetic
     from mergepipe.operators.arcee import ArceeFusion
+    from mergepipe.operators.breadcrumbs import Breadcrumbs, BreadcrumbsTies
+    from mergepipe.operators.dare import DareLinear, DareTies
+    from mergepipe.operators.della import Della, DellaLinear
     from mergepipe.operators.karcher import Karcher
     from mergepipe.operators.model_stock import ModelStock
     from mergepipe.operators.multislerp import MultiSlerp
     from mergepipe.operators.nearswap import NearSwap
     from mergepipe.operators.nuslerp import NuSlerp
     from mergepipe.operators.ram import Ram, RamPlus
+    from mergepipe.operators.sce import Sce
     from mergepipe.operators.slerp import Slerp
+    from mergepipe.operators.ties import Ties
 
     runnable: tuple[Operator, ...] = (
         Linear(),
         TaskArithmetic(),
         Passthrough(),
+        Ties(),
+        DareLinear(),
+        DareTies(),
+        Della(),
+        DellaLinear(),
+        Breadcrumbs(),
+        BreadcrumbsTies(),
         NearSwap(),
         Ram(),
         RamPlus(),
         ArceeFusion(),
+        Sce(),
         Slerp(),
         NuSlerp(),
         MultiSlerp(),

@@ -244,7 +244,7 @@ def _reduce_rows(sparsifiers: Mapping[int, ByRank], *, l1: bool, work: str) -> R
         blocks = [np.frombuffer(data, "<u4" if work == "float32" else "<u8") for data in values[wanted[index]]]
         bits = np.concatenate(blocks)
         ranks = np.empty(bits.size, np.uint32)
-        ranks[ascending(bits.reshape(1, -1))[0]] = np.arange(bits.size, dtype=np.uint32)
+        ranks[ascending(bits.reshape(1, -1)).reshape(-1)] = np.arange(bits.size, dtype=np.uint32)
         ends = np.cumsum([block.size for block in blocks])
         digests = [content_digest(part.tobytes()) for part in np.split(ranks, ends[:-1])]
         factor = 1.0
@@ -307,7 +307,6 @@ def _keep_ranked(
     else:
         size = inputs.row_elements
         order = ascending(patterns(delta.reshape(-1, size)))
-        order += np.arange(order.shape[0])[:, None] * size
         by_rank = keep_probabilities(sparsifier, np.arange(size), size)
         limits = _scattered(_last_kept_each(by_rank), order)
         factors = _scattered((1 / by_rank).astype(delta.dtype), order) if by_probability else None
@@ -331,22 +330,25 @@ def _last_kept_each(probabilities: Array) -> Array:
 def _scattered(by_rank: Array, order: Array) -> Array:
     """Return, by flat index, the value of each element's rank within its row."""
     out = np.empty(order.size, by_rank.dtype)
-    out[order] = by_rank
+    out[order] = np.tile(by_rank, (order.shape[0], 1))
     return out
 
 
 def ascending(bits: Array) -> Array:
-    """Return, for each row of patterns, the indices that sort it; equal ones stay in order.
+    """Return the flat indices that sort each row of patterns (rows, size); equal ones stay in order.
 
     Digit by digit of 16 bits, the last first: numpy sorts those by radix, in linear time and stably.
     """
+    rows, size = bits.shape
+    starts = np.arange(rows)[:, None] * size
     order: Array | None = None
     for shift in range(0, 8 * bits.dtype.itemsize, 16):
         digits = (bits >> bits.dtype.type(shift)).astype(np.uint16)
-        if order is None:
-            order = np.argsort(digits, axis=1, kind="stable")
-        elif digits.any():
-            digits = np.take_along_axis(digits, order, axis=1)
-            order = np.take_along_axis(order, np.argsort(digits, axis=1, kind="stable"), axis=1)
-    assert order is not None
-    return order
+        if not digits.any():
+            continue
+        if order is not None:
+            digits = digits.reshape(-1).take(order)
+        places = np.argsort(digits, axis=1, kind="stable")
+        places += starts
+        order = places if order is None else order.reshape(-1).take(places)
+    return starts + np.arange(size) if order is None else order

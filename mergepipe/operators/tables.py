@@ -189,17 +189,20 @@ class Counter:
             self._counts = np.zeros(DIGITS, np.int64)
             self._holder[places] = bits
             self._holder[0] = 0  # the place of pattern 0, and of no other
-        held = self._holder.take(places)
-        there = np.flatnonzero(held != bits)
-        if there.size:
-            bits_there, places_there = bits[there], places[there]
-            free = (held[there] == 0) & (places_there != 0)
-            self._holder[places_there[free]] = bits_there[free]
-            others = bits_there[self._holder[places_there] != bits_there]
-            self._counts -= np.bincount(_places(others), minlength=DIGITS)
-            self._add_others(others)
+        differs = self._holder.take(places) != bits
+        if differs.any():
+            self._add_new(bits[differs], places[differs])
         self._counts += np.bincount(places, minlength=DIGITS)
         self._used = int(np.count_nonzero(self._counts))
+
+    def _add_new(self, bits: Array, places: Array) -> None:
+        """Count patterns that their places do not hold; those that found a place free have it now."""
+        assert self._holder is not None
+        free = (self._holder[places] == 0) & (places != 0)
+        self._holder[places[free]] = bits[free]
+        others = bits[self._holder[places] != bits]
+        self._counts -= np.bincount(_places(others), minlength=DIGITS)
+        self._add_others(others)
 
     def _add_others(self, bits: Array) -> None:
         found, counts = np.unique(bits, return_counts=True)
@@ -243,6 +246,9 @@ def _places(bits: Array) -> Array:
 
 def _merged(first: Array, first_counts: Array, second: Array, second_counts: Array) -> tuple[Array, Array]:
     """Return patterns, ascending, with the sums of their counts."""
+    if not second.size:
+        order = np.argsort(first)
+        return first[order], first_counts[order]
     keys, where = np.unique(np.concatenate([first, second]), return_inverse=True)
     counts = np.zeros(keys.size, np.int64)
     np.add.at(counts, where, np.concatenate([first_counts, second_counts]))

@@ -157,11 +157,12 @@ class LevelBuilder:
             return []
         nodes = tensor_nodes(plan, self._index, self._catalog)
         read = {
-            slot.source
+            ref.source
             for tensor, node in zip(plan.tensors, nodes, strict=True)
             if node.state is State.DIRTY
             for slot in tensor.slots
             if slot is not None
+            for ref in slot.stored
         }
         return [stage for stage in stages if stage in read or not self._contents[stage].blocks]
 

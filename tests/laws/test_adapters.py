@@ -12,6 +12,7 @@ import pytest
 from support.adapters import PREFIX, add_adapter, delta_of, embedding_factors, exact_delta, factors
 from support.checkpoints import random_tensors, read_checkpoint, read_safetensors, write_safetensors
 from support.cli import run_mergepipe
+from support.every_operator import RECIPES
 from support.projects import Messages, Reads, SmallProject, edit_tensor
 from support.reference import assert_same_tensors, round_to
 
@@ -187,6 +188,35 @@ def test_the_adapter_of_the_example_family(tmp_path, request):
         a, b = (stored[f"{PREFIX}{module}.lora_{factor}.weight"].astype(np.float64) for factor in "AB")
         base[f"{module}.weight"] += (2.0 * (b @ a)).astype(np.float32)  # alpha 16, r 8
     check(project, base)
+
+
+# --- every operator -----------------------------------------------------------------------------------------------
+
+
+def dyadic(generator, shape, step):
+    """Return numbers of so few bits that sums and products of them are exact."""
+    return (generator.integers(-6, 7, shape) * step).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_an_adapter_merges_as_the_checkpoint_that_it_stands_for(tmp_path, name):
+    generator = np.random.default_rng(3)
+    sources = {source: {n: dyadic(generator, s, 1 / 16) for n, s in SHAPES.items()} for source in ("base", "e2", "e3")}
+    tensors = {n: dyadic(generator, array.shape, 1 / 4) for n, array in CODE.items()}
+    whole = {f"{PREFIX}{HEAD}": dyadic(generator, SHAPES[HEAD], 1 / 16)}
+    sources["e1"] = sources["base"] | {n: sources["base"][n] + d for n, d in deltas(tensors, 1.0).items()}
+    sources["e1"][HEAD] = whole[f"{PREFIX}{HEAD}"]
+    results = []
+    for kind in ("checkpoint", "adapter"):
+        project = SmallProject(tmp_path / kind)
+        for source, content in sources.items():
+            project.add_source(source, content)
+        if kind == "adapter":
+            add_adapter(project, "e1", tensors | whole, lora_alpha=2)
+        project.set_output("m", RECIPES[name])
+        project.build()
+        results.append(project.tensors("m"))
+    assert_same_tensors(*results, zero_signs=False)
 
 
 # --- independence -------------------------------------------------------------------------------------------------

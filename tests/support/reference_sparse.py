@@ -50,7 +50,7 @@ def uniform(seed: int, tensor: str, source: str, count: int) -> list[Fraction]:
     """Return the random numbers of a tensor's elements, exactly."""
     digest = record_digest("mask", seed, tensor, source)
     key = [int.from_bytes(digest[0:8], "little"), int.from_bytes(digest[8:16], "little")]
-    words = np.random.Philox(key=key).random_raw(count // 2 + 1)
+    words = np.random.Philox(key=np.array(key, np.uint64)).random_raw(count // 2 + 1)
     halves = [half for word in words.tolist() for half in (word % 2**32, word // 2**32)]
     return [Fraction(half, 2**32) for half in halves[:count]]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mergepipe.dtypes import WRITE_DTYPES
 from mergepipe.mergefile.locate import KeyPath
-from mergepipe.mergefile.mergekit.methods import METHODS, Method
+from mergepipe.mergefile.mergekit.methods import METHODS, UNKNOWN, Method
 from mergepipe.mergefile.mergekit.references import Reference, read_reference
 from mergepipe.mergefile.mergekit.settings import Notes, Settings, SettingsReader
 from mergepipe.mergefile.mergekit.tokenizer import Tokenizer, read_tokenizer
@@ -120,9 +120,7 @@ def read_recipe(
     tokenizer = read_tokenizer(given, path, problems, notes)
     base = _model(given, "base_model", path, problems)
     method = _method(given, path, problems)
-    if method is None:
-        return None
-    reader = SettingsReader(method=method, signature=signatures[method.name], problems=problems, notes=notes)
+    reader = SettingsReader(method=method, signature=signatures.get(method.name), problems=problems, notes=notes)
     return Recipe(
         name=_name(given, path, problems),
         method=method,
@@ -150,7 +148,8 @@ def _check_keys(
             problems.add((*path, key), "unknown key: mergekit ignores it, and what was meant with it", hint=hint)
 
 
-def _method(data: Mapping[str, Any], path: KeyPath, problems: Problems) -> Method | None:
+def _method(data: Mapping[str, Any], path: KeyPath, problems: Problems) -> Method:
+    """Return the method; where it is none, after recording that, one that the rest can be checked with."""
     name = data.get("merge_method")
     if isinstance(name, str) and name in METHODS:
         return METHODS[name]
@@ -159,10 +158,10 @@ def _method(data: Mapping[str, Any], path: KeyPath, problems: Problems) -> Metho
     elif isinstance(name, str):
         what = f"mergepipe has no counterpart of the method {code(name)}"
         problems.add((*path, "merge_method"), what, hint=did_you_mean(name, METHODS))
-        return METHODS.get(respelled(name, METHODS) or "")  # so that the rest is checked too
+        return METHODS.get(respelled(name, METHODS) or "", UNKNOWN)
     else:
         problems.add((*path, "merge_method"), "invalid value", expected="the name of a method", got=name)
-    return None
+    return UNKNOWN
 
 
 def _name(data: Mapping[str, Any], path: KeyPath, problems: Problems) -> str | None:
@@ -250,12 +249,12 @@ def _inputs(value: Any, path: KeyPath, known: tuple[str, ...], reader: SettingsR
             continue
         model = read_reference(entry["model"], (*place, "model"), problems)
         layers = _layers(entry, place, problems) if known is _SOURCE else None
+        settings = reader.read(entry.get("parameters"), (*place, "parameters"), str(model))
         if model is None:
             continue
         if any(other.model == model for other in found):
             what = f"{code(str(model))} is listed twice: mergekit takes one of them, or stops"
             problems.add((*place, "model"), what, hint="list it once, with one weight")
-        settings = reader.read(entry.get("parameters"), (*place, "parameters"), str(model))
         found.append(Input(model=model, settings=settings, layers=layers, path=place))
     return tuple(found)
 

@@ -152,6 +152,8 @@ _TABLE = (
 )
 
 METHODS: Mapping[str, Method] = {method.name: method for method in _TABLE}
+UNKNOWN = Method(name="", base=BaseRole.INPUT)
+"""Stands for a method that is none of these: nothing is known of its parameters."""
 RANDOM = ("dare_linear", "dare_ties", "della", "della_linear")
 """Those that drop elements at random."""
 KNOWN_PARAMETERS = frozenset(

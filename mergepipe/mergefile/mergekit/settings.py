@@ -48,11 +48,11 @@ class SettingsReader:
     Attributes
     ----------
     method, signature
-        mergekit's method and our operator of that name.
+        mergekit's method and our operator of that name; None for a method that is none.
     """
 
     method: Method
-    signature: OperatorSignature
+    signature: OperatorSignature | None
     problems: Problems
     notes: Notes
 
@@ -84,12 +84,14 @@ class SettingsReader:
         """Return the spec of a parameter; None if it changes nothing in mergekit, or is none."""
         parameter, who = self.method.parameter(name), code(self.method.name)
         line = self.problems.line(path)
+        if self.signature is None and name in KNOWN_PARAMETERS:
+            return None
         if parameter is None and name not in KNOWN_PARAMETERS:
             known = [parameter.name for parameter in self.method.parameters]
             self.problems.add(
                 path,
                 "no method has such a parameter: mergekit ignores it, and what was meant with it",
-                expected=listing(known) or f"no parameters: {who} has none",
+                expected=listing(known) or None,
                 hint=did_you_mean(name, known) or did_you_mean(name, KNOWN_PARAMETERS) or "remove it",
             )
         elif parameter is None and name == "int8_mask":
@@ -101,7 +103,7 @@ class SettingsReader:
                 f"line {line}: {code(name)} is a parameter of the whole merge, which mergekit ignores beside a model "
                 f"({code(model)}); it is left out"
             )
-        else:
+        elif self.signature is not None:
             return self.signature.all_params()[name]
         return None
 

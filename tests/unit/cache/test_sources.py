@@ -141,3 +141,62 @@ def test_a_tensor_whose_row_vanished_is_cold_again(catalog, folder):
     assert other.blocks("e1", info) is None
     assert other.tensor("e1", info) is None
     assert other.digest("e1") is None
+
+
+def known_output(path, index_name="stage"):
+    """Return a checkpoint as a source that was made here, with the digests that a build knows of it."""
+    checkpoint = open_checkpoint(path, label=index_name)
+    blocks = {}
+    for info in checkpoint.tensors.values():
+        data = checkpoint.files[info.file].path.read_bytes()[info.offset :][: info.nbytes]
+        blocks[info.name] = b"".join(blake3(data[at : at + BLOCK]).digest() for at in range(0, len(data), BLOCK))
+    digests = {name: tensor_digest(checkpoint.tensors[name].dtype, SHAPES[name], blocks[name]) for name in blocks}
+    return checkpoint, digests, blocks
+
+
+def test_an_output_of_the_project_is_known_without_being_read(catalog, folder):
+    index, _ = index_of(catalog)
+    checkpoint, digests, blocks = known_output(folder)
+    index.add_known("stage", checkpoint, digests, blocks)
+    assert index.cold("stage") == ()
+    assert index.digest("stage") == source_digest(digests.items())
+    for name, info in checkpoint.tensors.items():
+        assert index.tensor("stage", info) == digests[name]
+        assert index.blocks("stage", info) == blocks[name]
+    index.flush()
+    assert catalog.count("files") == catalog.count("tensors") == 0  # it is not recorded as a source that was read
+
+
+def test_of_an_output_that_is_not_made_yet_nothing_is_known(catalog, folder):
+    index, _ = index_of(catalog)
+    checkpoint, digests, blocks = known_output(folder)
+    index.add_known("stage", checkpoint, {}, {})
+    assert index.digest("stage") is None
+    assert [info.name for info in index.cold("stage")] == ["a", "b"]
+    index.add_known("stage", checkpoint, digests, {})  # the content by a record, without the blocks
+    assert index.digest("stage") == source_digest(digests.items())
+    index.add_known("stage", checkpoint, digests, blocks)
+    assert index.blocks("stage", checkpoint.tensors["a"]) == blocks["a"]
+
+
+def test_the_files_of_an_output_may_be_linked_or_gone_without_being_a_changed_source(catalog, folder, tmp_path):
+    other = write_checkpoint(tmp_path / "e2", random_tensors(1, SHAPES))
+    index, _ = index_of(catalog, e2=other)
+    checkpoint, digests, blocks = known_output(folder)
+    index.add_known("stage", checkpoint, digests, blocks)
+    for file in checkpoint.files:
+        file.path.unlink()
+    index.check_unchanged()
+    os.utime(other / "model.safetensors")
+    with pytest.raises(SourceChangedError, match="e2"):
+        index.check_unchanged()
+
+
+def test_a_file_of_an_output_that_is_forgotten_can_be_made_known_again(catalog, folder):
+    index, _ = index_of(catalog)
+    checkpoint, digests, blocks = known_output(folder)
+    index.add_known("stage", checkpoint, digests, blocks)
+    index.forget(checkpoint.files[0].path)
+    assert index.digest("stage") is None
+    index.add_known("stage", checkpoint, digests, blocks)
+    assert index.digest("stage") == source_digest(digests.items())

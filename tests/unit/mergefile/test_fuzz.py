@@ -126,6 +126,7 @@ KEYS = st.sampled_from(
         "normalize",
         "match",
         "layers",
+        "base_layers",
         "expert_reads",
         "max_error",
         "stats",

@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from unit.mergefile.mergekit import SIGNATURES, check, imported, output, outputs
+from unit.mergefile.mergekit_lookup import looked_up, position
 
 from mergepipe.mergefile.mergekit.methods import METHODS, BaseRole
 from mergepipe.mergefile.mergekit.references import Place, Reference
@@ -31,36 +32,7 @@ def name(layer: int, part: str) -> str:
     return f"model.layers.{layer}.{part}"
 
 
-# --- mergekit's lookup ------------------------------------------------------------------------------------------------
-
-
-def evaluate(setting, tensor: str, t: float):
-    """Return the value of one scope's setting for a tensor, None if no filter matches."""
-    if isinstance(setting, dict):
-        setting = [setting]
-    if not isinstance(setting, list):
-        return setting
-    if isinstance(setting[0], dict):
-        for case in setting:
-            text = case.get("filter")
-            if text is None or text == "*" or text in tensor:
-                return evaluate(case["value"], tensor, t)
-        return None
-    position = t * (len(setting) - 1)
-    left = int(position)
-    right = min(len(setting) - 1, left + 1)
-    return (1 - (position - left)) * setting[left] + (position - left) * setting[right]
-
-
-def looked_up(parameter, scopes, tensor: str, t: float):
-    """Return the value of a parameter: from the first scope that has one, else the default."""
-    for scope in scopes:
-        if parameter.name in (scope or {}):
-            value = evaluate(scope[parameter.name], tensor, t)
-            if value is not None:
-                return value
-    assert parameter.default is not None
-    return parameter.default
+# --- comparing -------------------------------------------------------------------------------------------------------
 
 
 def same(parameter, ours, theirs) -> bool:
@@ -74,7 +46,7 @@ def same(parameter, ours, theirs) -> bool:
 def check_tensor(config, part, resolved, tensor: str, own_names, t: float) -> None:
     """Compare all parameters of a tensor; ``own_names`` are what it is called in each of the part's models."""
     method = METHODS[config["merge_method"]]
-    position = 0
+    place = 0
     for index, source in enumerate(part["sources"]):
         if method.base is not BaseRole.INPUT and source["model"] == config.get("base_model"):
             continue
@@ -82,10 +54,10 @@ def check_tensor(config, part, resolved, tensor: str, own_names, t: float) -> No
             if parameter.per_model:
                 scopes = (source.get("parameters"), part.get("parameters"), config.get("parameters"))
                 theirs = looked_up(parameter, scopes, own_names[index], t)
-                ours = resolved.experts[position][parameter.name]
+                ours = resolved.experts[place][parameter.name]
                 assert same(parameter, ours, theirs), (tensor, source["model"], parameter.name, ours, theirs)
-        position += 1
-    assert position == len(resolved.experts)
+        place += 1
+    assert place == len(resolved.experts)
     for parameter in method.parameters:
         if not parameter.per_model:
             theirs = looked_up(parameter, (part.get("parameters"), config.get("parameters")), tensor, t)
@@ -95,7 +67,7 @@ def check_tensor(config, part, resolved, tensor: str, own_names, t: float) -> No
 def check_part(config, part, resolver, first, count, outside) -> None:
     """Compare the tensors of a slice (or of all layers), which begins at layer ``first`` of the output."""
     for layer in range(count):
-        t = layer / (count - 1) if count > 1 else 1.0
+        t = position(layer, count)
         for inner in INSIDE:
             own = [name(source["layer_range"][0] + layer, inner) for source in part["sources"]]
             tensor = name(first + layer, inner)
@@ -318,6 +290,16 @@ parameters: {weight: [{filter: mlp, value: 0.5}, {value: 1}]}
     found = output(text)
     assert found.params == {"weight": 1.0}
     assert [(rule.params, rule.experts) for rule in found.rules] == [({"weight": 0.5}, {})]
+
+
+def test_a_filter_that_comes_later_for_one_expert_waits_for_the_other():
+    text = """\
+merge_method: linear
+models:
+  - {model: org/a, parameters: {weight: [{filter: up, value: 1}, {filter: mlp, value: 2}, {value: 0}]}}
+  - {model: org/b, parameters: {weight: [{filter: mlp, value: 3}, {filter: attn, value: 4}, {value: 0}]}}
+"""
+    assert [rule.match for rule in output(text).rules] == [("*attn*",), ("*mlp*",), ("*up*",)]
 
 
 def test_filters_of_the_whole_merge_are_written_once_for_all_slices():

@@ -1,10 +1,9 @@
 """What only the whole file shows: names used twice, cycles, directories in one another, what is not supported yet."""
 
 import pytest
-from unit.mergefile.helpers import DESIGN_EXAMPLE, SOURCES, errors_of, only_problem, parse, problems
+from unit.mergefile.helpers import DESIGN_EXAMPLE, SOURCES, only_problem, parse, problems
 from unit.mergefile.signatures import SIGNATURES
 
-from mergepipe.errors import MergepipeError
 from mergepipe.mergefile.parse import load_mergefile
 
 LINEAR = '[outputs.m]\noperator = "linear"\nexperts = ["math"]\n'
@@ -127,7 +126,12 @@ TIES = LINEAR.replace('"linear"', '"ties"\nbase = "base"')
         (LINEAR + 'base = "base"\nbudget.expert_reads = "2 GiB"\n', "outputs.m.budget", "`budget`", "budget"),
         (LINEAR + 'base = "base"\nbudget.max_error = 1e-3\n', "outputs.m.budget", "`budget`", "budget"),
         ('[sources.x]\nhub = "org/x"\nrevision = "main"\n' + LINEAR, "sources.x.hub", "`hub`", "hub"),
-        ('[sources.x]\npath = "x"\non = "base"\n' + LINEAR, "sources.x.on", "`on` (an adapter)", "adapter"),
+        (
+            '[sources.x]\npath = "x"\non = "base"\n[sources.y]\npath = "y"\non = "x"\n' + LINEAR,
+            "sources.y.on",
+            "an adapter on an adapter",
+            "adapter",
+        ),
         (
             '[sources.x]\npath = "x"\nprogressive = true\n' + LINEAR,
             "sources.x.progressive",
@@ -155,10 +159,9 @@ def test_what_later_releases_execute_gives_one_clear_problem(body, key_path, wha
     assert error.facts["unsupported"] == feature
 
 
-def test_the_example_of_the_documentation_waits_for_four_features_and_has_no_mistakes():
+def test_the_example_of_the_documentation_waits_for_three_features_and_has_no_mistakes():
     found = problems(DESIGN_EXAMPLE)
     assert [(error.facts["line"], error.facts["unsupported"]) for error in found] == [
-        (11, "adapter"),
         (14, "hub"),
         (18, "operator"),
         (32, "budget"),
@@ -179,31 +182,12 @@ def test_custom_operators_do_not_hide_built_in_ones():
     assert "`linear` is a built-in operator" in found[0].message
 
 
-def load_problems(path):
-    with pytest.raises(MergepipeError) as caught:
-        load_mergefile(path, SIGNATURES)
-    return errors_of(caught.value)
-
-
-def test_a_folder_that_holds_an_adapter_is_one_problem_of_its_path(tmp_path):
+def test_what_a_path_holds_is_left_to_who_opens_it(tmp_path):
     path = tmp_path / "Mergefile.toml"
     path.write_text(SOURCES + LINEAR)
-    assert load_mergefile(path, SIGNATURES).sources
     (tmp_path / "models" / "code").mkdir(parents=True)
     (tmp_path / "models" / "code" / "adapter_config.json").write_text("{}")
-    (error,) = load_problems(path)
-    assert error.facts["key_path"] == "sources.code.path"
-    assert error.facts["unsupported"] == "adapter"
-    assert "`adapter_config.json` in `models/code`" in error.message
-
-
-def test_an_adapter_that_says_what_it_is_on_is_reported_once(tmp_path):
-    path = tmp_path / "Mergefile.toml"
-    path.write_text(SOURCES + 'on = "base"\n' + LINEAR)
-    (tmp_path / "models" / "code").mkdir(parents=True)
-    (tmp_path / "models" / "code" / "adapter_config.json").write_text("{}")
-    (error,) = load_problems(path)
-    assert error.facts["key_path"] == "sources.code.on"
+    assert load_mergefile(path, SIGNATURES).sources["code"].on is None
 
 
 def test_a_path_that_no_file_system_takes_is_left_to_who_opens_it(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mergepipe.errors import CollectedErrors, MergepipeError
+from mergepipe.operators.registry import operators
 from mergepipe.project.gather import make_plans, open_sources, select_outputs
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ def plan(project: SmallProject, output: str = "m") -> OutputPlan:
     """Return the plan of one output."""
     mergefile = project.open().mergefile
     selected = select_outputs(mergefile, [output])
-    plans = make_plans(mergefile, selected, open_sources(mergefile, selected), project.geometry).plans
+    sources = open_sources(mergefile, selected)
+    plans = make_plans(mergefile, selected, operators(), sources, project.geometry).plans
     return next(found for found in plans if found.output.name == output)
 
 

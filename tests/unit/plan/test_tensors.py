@@ -282,3 +282,27 @@ def test_all_problems_of_an_output_are_reported_together(project):
     found = problems(project)
     assert len(found) == 4
     assert all(error.exit_status == 2 for error in found)
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_parameters_only_of_operators_that_depend_on_them(project):
+    named = project.outputs["m"] | {"operator": "dare_linear", "params": {"density": 0.5}}
+    project.set_output("named", named)
+    found = plan(project, "named").tensors
+    assert [(t.params.tensor, t.params.sources) for t in found] == [(t.name, ("e1", "e2")) for t in found]
+    assert len({t.recipe for t in found}) == len(found)
+    assert {(t.params.tensor, t.params.sources) for t in plan(project).tensors} == {("", ())}
+    assert len({t.recipe for t in plan(project).tensors}) == 1
+
+
+def test_another_name_of_a_source_is_another_recipe_only_where_names_count(project):
+    recipe = project.outputs["m"]
+    project.add_source("e3", random_tensors(2, SHAPES))
+    for name, operator in (("dare", "dare_linear"), ("sum", "task_arithmetic")):
+        for other in ("e2", "e3"):
+            project.set_output(f"{name}-{other}", recipe | {"operator": operator, "experts": ["e1", other]})
+    recipes = {name: tensor(project, MLP, name).recipe for name in project.outputs}
+    assert recipes["sum-e2"] == recipes["sum-e3"]
+    assert recipes["dare-e2"] != recipes["dare-e3"]
