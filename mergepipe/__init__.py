@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from mergepipe._version import __version__
 
 if TYPE_CHECKING:
+    from mergepipe.operators.custom import merge_function
     from mergepipe.project import Project, open_project
 
-__all__ = ["Project", "__version__", "open"]
+__all__ = ["Project", "__version__", "merge_function", "open"]
 
 
 def __dir__() -> list[str]:
@@ -30,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from mergepipe import project
 
         return project.open_project if name == "open" else project.Project
+    if name == "merge_function":
+        from mergepipe.operators.custom import merge_function
+
+        return merge_function
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

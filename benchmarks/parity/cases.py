@@ -192,13 +192,13 @@ def _breadcrumbs(method: str) -> Iterator[Case]:
 
 def _dare(method: str) -> Iterator[Case]:
     own = [{"density": density} for density in DENSITIES]
-    yield from _with_rescale(_combined(method, DELTA_FAMILIES, own, seed=3), ({}, {"rescale": False}, {}))
+    yield from _with_rescale(_combined(method, DELTA_FAMILIES, own), ({}, {"rescale": False}, {}))
 
 
 def _della(method: str) -> Iterator[Case]:
     pairs = ((0.5, 0.15), (0.2, 0.19), (0.7, 0.0), (1.0, 0.15), (0.333, 0.1), ([0.3, 0.6], 0.2))
     own = [{"density": density, "epsilon": epsilon} for density, epsilon in pairs]
-    yield from _with_rescale(_combined(method, ROW_FAMILIES, own, seed=5), ({}, {"rescale": False}, {}))
+    yield from _with_rescale(_combined(method, ROW_FAMILIES, own), ({}, {"rescale": False}, {}))
 
 
 def _sce() -> Iterator[Case]:
@@ -271,7 +271,9 @@ def cases(method: str, *, real: bool, quick: bool = False) -> list[Case]:
             continue
         if quick and number % 4:
             continue
-        found.append(Case(**{name: getattr(case, name) for name in case.__slots__} | {"number": number}))
+        # Every case draws masks of its own, so that their counts are independent.
+        own = {"number": number, "seed": number}
+        found.append(Case(**{name: getattr(case, name) for name in case.__slots__} | own))
     return found
 
 

@@ -14,7 +14,7 @@ _BITS = {2: np.int16, 4: np.int32}
 ROUNDING = 4.0  # units in the last place of the largest input: what a few float32 operations may be off
 
 _COUNTS = ("elements", "equal", "one", "undecided", "deliberate", "rounding", "nearer", "unexplained", "reproduced",
-           "emulated")  # fmt: skip
+           "emulated", "counts", "other_counts")  # fmt: skip
 
 
 def ulps(one: np.ndarray, two: np.ndarray) -> np.ndarray:
@@ -60,6 +60,8 @@ class Comparison:
         half as far off as mergekit's.
     unexplained
         All others.
+    counts, other_counts
+        Tensors for which it was counted how many elements were kept, and those with another count than mergekit's.
     emulated, reproduced
         Elements that differ, outside ties, and for which mergekit's order of operations was followed; and those of
         them that came out with mergekit's bits.
@@ -73,6 +75,8 @@ class Comparison:
     rounding: int = 0
     nearer: int = 0
     unexplained: int = 0
+    counts: int = 0
+    other_counts: int = 0
     reproduced: int = 0
     emulated: int = 0
     largest: int = 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).resolve().parent / "results.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"
 _COUNTS = ("elements", "equal", "one", "undecided", "deliberate", "rounding", "nearer", "unexplained", "largest",
-           "emulated", "reproduced")  # fmt: skip
+           "emulated", "reproduced", "counts", "other_counts")  # fmt: skip
 _BUCKETS = ((1, 1, "1"), (2, 3, "2-3"), (4, 15, "4-15"), (16, 255, "16-255"), (256, 1 << 40, "256+"))
 
 
@@ -44,6 +44,7 @@ def record(method: str, outcome: Outcome) -> None:
             str(number): {"elements": g.elements, "kept": g.kept, "expected": round(g.expected, 1),
                           "deviation": round(g.deviation, 2)}
             for number, g in sorted(outcome.masks.groups.items())
+            if g.elements
         },
         "worst": total.worst[:5],
     }  # fmt: skip

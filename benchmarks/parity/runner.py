@@ -108,7 +108,17 @@ class Runner:
                     label, array, theirs[name], seen, evaluate(inputs), deliberate=other, emulated=emulate(inputs)
                 )
             )
+            if _counts_tell(case) and array.dtype == np.float32 and not other:
+                total.counts += 1
+                kept, their = (int((out != inputs.base).sum()) for out in (array, theirs[name]))
+                total.other_counts += kept != their
         return total
+
+
+def _counts_tell(case: Case) -> bool:
+    """Return whether the elements that are not the base's are those that were kept: with one expert, and in sce."""
+    experts = [source for source, _ in case.experts if source != "base"]
+    return case.method == "sce" or (case.method.startswith(("ties", "breadcrumbs")) and len(experts) == 1)
 
 
 def inputs_at(

@@ -23,6 +23,7 @@ from mergepipe.cli.cache import cache
 from mergepipe.cli.command import Group, show_help_if_alone
 from mergepipe.cli.console import discard
 from mergepipe.cli.errors import as_mergepipe_error
+from mergepipe.cli.explain import explain
 from mergepipe.cli.import_ import import_
 from mergepipe.cli.init import init
 from mergepipe.cli.options import GlobalOptions
@@ -47,7 +48,7 @@ def mergepipe(context: click.Context) -> None:
     show_help_if_alone(context)
 
 
-for command in (init, import_, build, plan, status, cache):
+for command in (init, import_, build, plan, status, explain, cache):
     mergepipe.add_command(command)
 
 

@@ -67,6 +67,7 @@ def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex)
         path=output.path if output.publish else None,
         operator=output.operator,
         operator_version=plan.operator.version,
+        code={operator.signature.name: operator.code for operator in plan.operators if operator.code},
         numerics=str(output.params.get("numerics", "float32")),
         base=output.base,
         experts=tuple(map(_expert, output.experts)),
@@ -209,7 +210,7 @@ def locked_output(
 
 _DECLARED = (
     "name", "path", "operator", "operator_version", "numerics", "base", "experts", "params", "slices", "rules",
-    "budget", "write", "sources", "expert_bytes_full", "expert_bytes_planned", "bound",
+    "budget", "write", "sources", "code", "expert_bytes_full", "expert_bytes_planned", "bound",
 )  # fmt: skip
 
 

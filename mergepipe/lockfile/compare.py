@@ -197,6 +197,7 @@ def _declared_facts(output: LockedOutput) -> Facts:
         "operator_version": str(output.operator_version),
         "numerics": value_text(output.numerics),
     }
+    facts |= {f"code.{key_text(name)}": _digest_text(output.code[name]) for name in sorted(output.code)}
     if output.base is not None:
         facts["base"] = value_text(output.base)
     facts |= _param_facts("params.", output.params)
@@ -209,6 +210,8 @@ def _declared_facts(output: LockedOutput) -> Facts:
 def _declared_reason(key: str) -> str:
     if key.rpartition(".")[2] == "operator_version":
         return "this mergepipe computes the operator differently"
+    if key.startswith("code."):
+        return "the code of the custom operator changed"
     if key.startswith("sources."):
         return "it was made from other content of this source"
     if key == "publish":

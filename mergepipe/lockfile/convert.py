@@ -92,6 +92,7 @@ def _output_to_wire(output: LockedOutput) -> wire.Output:
         budget=output.budget,
         write={key: output.write[key] for key in sorted(output.write)},
         sources={name: format_digest(output.sources[name]) for name in sorted(output.sources)},
+        code={name: format_digest(output.code[name]) for name in sorted(output.code)},
     )
 
 
@@ -265,6 +266,7 @@ def _output_from_wire(wired: wire.Manifest) -> LockedOutput:
         budget=output.budget,
         write=output.write,
         sources={name: parse_digest(digest) for name, digest in output.sources.items()},
+        code={name: parse_digest(digest) for name, digest in output.code.items()},
         expert_bytes_full=wired.expert_bytes.full,
         expert_bytes_planned=wired.expert_bytes.planned,
         bound={k: v for k, v in msgspec.structs.asdict(wired.bound).items() if v is not msgspec.UNSET},

@@ -36,7 +36,7 @@ _BLOCKS = re.compile(r"(\S+) (0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
 _REGENERATE = "restore it from version control, or delete it and run `mergepipe build` to write it anew"
 
 _OUTPUT_KEYS = (
-    *("path", "publish", "operator", "operator_version", "numerics", "base", "experts", "params", "budget", "write"),
+    *("path", "publish", "operator", "operator_version", "code", "numerics", "base", "experts", "params", "budget", "write"),
     *("sources", "slices", "rules", "expert_bytes_full", "expert_bytes_planned", "bound", "digest", "shards"),
     *("side_files", "tensors"),
 )
@@ -169,6 +169,7 @@ def _output(name: str, table: Table) -> LockedOutput:
         budget=table.text("budget"),
         write=table.optional_table("write").texts_and_integers(),
         sources=table.optional_table("sources").digests(),
+        code=table.optional_table("code").digests(),
         expert_bytes_full=table.integer("expert_bytes_full"),
         expert_bytes_planned=table.integer("expert_bytes_planned"),
         bound=_bound(table.optional_table("bound")),

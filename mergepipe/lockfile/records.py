@@ -161,6 +161,8 @@ class LockedOutput:
     ----------
     name, path, operator, operator_version, numerics, base, experts, params, slices, rules, budget, write
         The declared part, as resolved from the Mergefile. ``path`` is None for an output that is not published.
+    code
+        By name of each custom operator the digest of its code.
     sources
         The digest of each source that this output was made from, so that a build of some outputs cannot mix them;
         other outputs among them.
@@ -193,6 +195,7 @@ class LockedOutput:
     shards: tuple[LockedShard, ...]
     side_files: tuple[LockedSideFile, ...]
     tensors: tuple[LockedTensor, ...]
+    code: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     slices: tuple[LockedSlice, ...] = ()
 
     def declared(self) -> LockedOutput:

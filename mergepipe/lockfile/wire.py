@@ -72,6 +72,7 @@ class Output(_Record):
     budget: str
     write: dict[str, str | int]
     sources: dict[str, Digest]
+    code: dict[str, Digest]
 
 
 class ExpertBytes(_Record):

@@ -87,6 +87,8 @@ def _declared_lines(output: LockedOutput) -> Iterator[str]:
     yield "publish = false" if output.path is None else f"path = {quote(output.path)}"
     yield f"operator = {quote(output.operator)}"
     yield f"operator_version = {output.operator_version}"
+    for name in sorted(output.code):
+        yield f"code.{key_text(name)} = {digest_text(output.code[name])}"
     yield f"numerics = {quote(output.numerics)}"
     if output.base is not None:
         yield f"base = {quote(output.base)}"

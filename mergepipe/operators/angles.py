@@ -57,7 +57,7 @@ def arccosine(c: Array) -> Array:
     for _ in range(_HALVINGS):
         half = half / np.sqrt(2.0 * (1.0 + np.sqrt(1.0 - half * half)))
     angle = 2.0**_HALVINGS * 2.0 * _series(half, _ARCSINE)
-    return np.where(c < 0, (_PI - angle) + _PI_LOW, angle)
+    return np.where(c < 0, _PI - angle, angle)
 
 
 def arc_weights(cosines: Array, t: float, linear: Array) -> tuple[Array, Array]:

@@ -104,8 +104,8 @@ class NuSlerp(Operator):
             "An expert of weight 0 is not read, and the result is a copy of the other.",
             "A vector of zeros is orthogonal to every other: the other enters with sin(t pi / 2), not with t.",
             (
-                "Next to opposite vectors the weights are large and their errors with them, down columns above all: sums kept "
-                "as float32 leave a cosine an error of 1e-7."
+                "Next to opposite vectors the weights are large and their errors with them, above all down columns: "
+                "sums kept as float32 leave a cosine an error of 1e-7."
             ),
             "A 1-D tensor is one vector, and so is a tensor of a single row.",
             "The base must not be one of the two: its delta has no direction.",

@@ -204,6 +204,11 @@ class OutputPlan:
     base_bytes: int
     expert_blocks: int
 
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """The operators of its parts, each once."""
+        return tuple({id(part.operator): part.operator for part in self.parts}.values())
+
     def expert_cost(self, tensor: TensorPlan, slot: InputRef) -> tuple[int, int]:
         """Return the (bytes, blocks) that a full read takes of an expert for a merged tensor; (0, 0) for the base."""
         if tensor.decision is not Decision.MERGE or slot is tensor.base:
@@ -226,10 +231,6 @@ class OutputPlan:
     def blocks(self) -> int:
         """How many blocks the output has."""
         return sum(tensor.grid(self.geometry).count for tensor in self.tensors)
-
-    def is_expert(self, ref: InputRef) -> bool:
-        """Like `TensorPlan.is_expert`, for outputs without slices."""
-        return ref.source != self.output.base
 
 
 def _bytes(slot: InputRef, ref: InputRef, first: int, stop: int, geometry: Geometry) -> int:

@@ -19,13 +19,14 @@ from mergepipe.publish.directory import PublishedFile, PublishedFiles
 from mergepipe.publish.sidefiles import SideFile
 
 # Bumped when what is written beside the weights changes form, so that older outputs are published again.
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 
 
 class Facts(msgspec.Struct, frozen=True):
     """Digests of what an output is made of; ``sources`` by name."""
 
     operator: bytes
+    code: bytes
     parameters: bytes
     layout: bytes
     side_files: bytes
@@ -39,6 +40,7 @@ class Facts(msgspec.Struct, frozen=True):
             "output",
             RECORD_VERSION,
             self.operator,
+            self.code,
             self.parameters,
             self.layout,
             self.side_files,
@@ -87,6 +89,7 @@ def current_facts(
         return None
     return Facts(
         operator=record_digest("fact", declared.operator, declared.operator_version, declared.numerics),
+        code=record_digest("fact", declared.code),
         parameters=record_digest(
             "fact",
             declared.name,
@@ -121,6 +124,7 @@ def _slice(part: LockedSlice) -> tuple[object, ...]:
 
 _NAMES: Mapping[str, str] = {
     "operator": "the operator or its version changed",
+    "code": "the code of a custom operator changed",
     "parameters": "weights, parameters or rules changed",
     "layout": "the way it is written (dtype, shard size, tokenizer) changed",
     "side_files": "config or tokenizer files changed",

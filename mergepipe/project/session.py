@@ -24,6 +24,7 @@ from mergepipe.operators.registry import operators, signatures
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
 from mergepipe.project import locking, publication
+from mergepipe.project.explain import OutputExplanation, TensorExplanation, explain_output, explain_tensor
 from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs, with_stages
 from mergepipe.project.levels import LevelBuilder, introduce
 from mergepipe.project.planning import planned_output
@@ -209,6 +210,18 @@ class Project:
             new = locking.next_lock(old, entries, plans, index, self._geometry.id)
             lock_state = locking.lock_state(old, new, verified=verified)
         return StatusReport(lock_path=self.lock_path.name, lock_state=lock_state, outputs=statuses)
+
+    def explain(self, output: str, tensor: str | None = None) -> OutputExplanation | TensorExplanation:
+        """Return how an output's tensors are merged: all of them in groups, or one with the origin of every value.
+
+        Raises
+        ------
+        MergepipeError
+            If there is no such output or tensor, and for everything that a build would refuse before it reads weights.
+        """
+        plans = self._plans(select_outputs(self.mergefile, [output]))
+        plan = next(plan for plan in plans.plans if plan.output.name == output)
+        return explain_output(plan) if tensor is None else explain_tensor(plan, tensor)
 
     def cache_info(self) -> CacheInfo:
         """Return what the cache directory holds."""

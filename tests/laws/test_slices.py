@@ -206,3 +206,15 @@ def test_any_slices_equal_the_reference(tmp_path_factory, parts, dtype):
     report = project.build_one("m")
     project.check("m", zero_signs=False)
     assert report.expert_bytes["read"] <= report.expert_bytes["planned"]
+
+
+def test_a_stack_is_a_stage_like_any_other_and_is_made_of_stages(project):
+    project.set_output("half", {"operator": "linear", "experts": ["a", "base"], "publish": False})
+    project.set_output("stack", STACK | {"slices": [*STACK["slices"], {"source": "half", "layers": "4..6"}]})
+    thirds = [{"experts": ["stack", {"source": "a", "layers": "2..6"}], "layers": "4..8"}]
+    project.set_output("m", {"operator": "linear", "slices": thirds})
+    project.build()
+    project.check("stack")
+    project.check("m")
+    config = json.loads((project.folder("m") / "config.json").read_text())
+    assert config == {"num_hidden_layers": 4, "layer_types": ["a2", "a3", "a4", "a5"]}

@@ -35,7 +35,7 @@ RECIPES: dict[str, Recipe] = {
         "experts": _experts("e1", "e2", weight=[0.6, 0.7]),
         "params": {"nuslerp_flatten": False, "nuslerp_row_wise": True},
     },
-    "multislerp": {"operator": "multislerp", "base": "base", "experts": _experts(*THREE, weight=[0.5, 0.3, 0.2])},
+    "multislerp": {"operator": "multislerp", "base": "base", "experts": _experts(*THREE, weight=[0.5, 0.3, 0.25])},
     "karcher": {"operator": "karcher", "experts": list(THREE)},
     "ties": {
         "operator": "ties",

@@ -98,7 +98,7 @@ def task_arithmetic(
     live = [(x, w) for x, w in zip(experts, weights, strict=True) if x is not None and np.float32(w) != 0]
     live = live if np.float32(scale) != 0 else []
     work = work_dtype([base, *(array for array, _ in live)])
-    divisor = _sum([work.type(weight) for weight in weights], work) if normalize else work.type(1)
+    divisor = _sum([work.type(weight) for weight in weights], work) if normalize and weights else work.type(1)
     wide = base.astype(work)
     with np.errstate(all="ignore"):
         deltas = [np.where(array.astype(work) == wide, 0, np.subtract(array.astype(work), wide)) for array, _ in live]

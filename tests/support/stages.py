@@ -24,12 +24,18 @@ def merged(*experts: Any, base: str = "base", operator: str = "task_arithmetic",
     return {"operator": operator, "base": base, "experts": list(experts), **entries}
 
 
-def declare(root: Path, *, publish: bool = True, order: tuple[str, ...] = ("stage", "final")) -> SmallProject:
+def declare(
+    root: Path,
+    *,
+    publish: bool = True,
+    order: tuple[str, ...] = ("stage", "final"),
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+) -> SmallProject:
     """Return a project of two stages: `final` merges `stage` and a third expert onto the base."""
     project = SmallProject(root)
     for seed, name in enumerate(("base", "e1", "e2", "e3")):
         side = {"tokenizer.json": f'{{"of": "{name}"}}', "generation_config.json": "{}"}
-        project.add_source(name, random_tensors(seed, SHAPES), config=CONFIG, side_files=side)
+        project.add_source(name, random_tensors(seed, shapes), config=CONFIG, side_files=side)
     recipes = {
         "stage": merged({"source": "e1", "weight": 0.5}, "e2") | ({} if publish else {"publish": False}),
         "final": merged({"source": "stage", "weight": [0.2, 0.7]}, {"source": "e3", "weight": 0.4}),

@@ -53,7 +53,7 @@ def test_help_lists_the_global_options_apart(cli, command):
 
 def test_help_lists_the_commands_in_order_of_use(cli):
     commands = cli("--help").stdout.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in commands] == ["init", "build", "plan", "status", "cache"]
+    assert [line.split()[0] for line in commands] == ["init", "import", "build", "plan", "status", "cache"]
     assert all(line.endswith(".") for line in commands)
 
 
@@ -73,21 +73,30 @@ def test_help_opens_no_project(cli, command):
     assert cli.project.opened == {}
 
 
+CONFIGURATION = """\
+merge_method: ties
+base_model: models/one
+models: [{model: org/name}]
+parameters: {weight: 1}
+"""
+
+
 @pytest.fixture
 def models(tmp_path, monkeypatch):
-    """Work in a folder with what the examples name: checkpoints, and another project beside it."""
-    for name in ("project/models/one", "project/math", "project/code", "qwen"):
+    """Work in a folder with what the examples name: checkpoints, a configuration, another project."""
+    for name in ("project/models/one", "project/models/name", "project/math", "project/code", "qwen"):
         write_checkpoint(tmp_path / name, random_tensors(1, {"a": (2, 2)}))
     for name in ("project", "other"):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "Mergefile.toml").touch()
+    (tmp_path / "project" / "ties.yml").write_text(CONFIGURATION, encoding="utf-8")
     monkeypatch.chdir(tmp_path / "project")
 
 
 @pytest.mark.parametrize("line", [line for command in all_commands(mergepipe) for line, _ in command.examples], ids=str)
 def test_examples_are_command_lines_that_work(cli, models, line):
     words = [name for word in shlex.split(line)[1:] for name in (sorted(glob.glob(word)) or [word])]
-    if words[0] == "init":
+    if words[0] in ("init", "import"):
         words.append("--force")
     result = cli(*words)
     assert result.code == 0, result.stderr

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from unit.mergefile.helpers import output
-from unit.mergefile.signatures import LINEAR, SIGNATURES
+from unit.mergefile.signatures import SIGNATURES
 
 from mergepipe.mergefile.resolve import Resolver, interpolate, rule_matches, unmatched_rules
 from mergepipe.mergefile.schema import ExpertRef, Output, Rule

@@ -1,5 +1,6 @@
 """What the spherical operators share: inner products of blocks, exact packing, sines that every machine agrees on."""
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -61,6 +62,19 @@ def test_blocks_whose_deltas_are_all_zero_are_zeros():
     assert run(data, block_elements=50, find_zeros=False).values(statistic) == [first, second]
 
 
+def test_an_expert_may_be_there_in_some_tiles_of_a_block_alone():
+    data = arrays(3, 90)
+    data[1, :40], data[2, :60] = data[0, :40], data[0, :60]
+    statistic = GramOfDeltas(slots=(0, 1, 2))
+    tiles = list(run(data, tile=20, find_zeros=False)._tiles(0, statistic.slots, rowwise=False))
+    for index, tile in enumerate(tiles):
+        first, second = (
+            None if 20 * index < zero else array for array, zero in zip(tile.experts, (40, 60), strict=True)
+        )
+        tiles[index] = dataclasses.replace(tile, experts=(first, second))
+    assert statistic.measure(iter(tiles)) == run(data).values(statistic)[0]
+
+
 def test_equal_slots_share_one_statistic_and_values_and_deltas_do_not():
     assert GramOfValues(slots=(0, 1)) == GramOfValues(slots=(0, 1))
     assert GramOfValues(slots=(0, 1)) != GramOfDeltas(slots=(0, 1))
@@ -71,6 +85,11 @@ def test_numbers_are_small_beside_the_block():
     data = arrays(5, 1000)
     (numbers,) = run(data).values(GramOfDeltas(slots=(0, 1, 2, 3, 4)))
     assert len(numbers) == 4 * 5 // 2 * 8
+
+
+def test_a_base_is_not_read_for_blocks_without_a_change():
+    assert GramOfDeltas.deltas_only
+    assert not GramOfValues.deltas_only
 
 
 def test_no_blocks_are_zeros():

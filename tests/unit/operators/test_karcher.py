@@ -91,10 +91,20 @@ def test_checkpoints_without_a_direction_count_in_the_mean_length_alone(count):
     assert not merge(KARCHER, None, [*zeros, *zeros]).any()
 
 
-def test_opposite_checkpoints_begin_and_end_at_the_first():
-    (first,) = checkpoints(1)
-    got = merge(KARCHER, None, [first, -first])
-    assert ulps(got, first.astype(np.float64)) <= 1
+@pytest.mark.parametrize("factor", [1.0, 0.3, 3.0])
+def test_opposite_checkpoints_begin_and_end_at_the_first(factor):
+    first = checkpoints(1, dtype=np.float64)[0]
+    got = merge(KARCHER, None, [first, -factor * first])
+    assert got == pytest.approx((1 + factor) / 2 * first, rel=1e-12)
+
+
+def test_a_checkpoint_shorter_than_tol_has_no_direction():
+    arrays = checkpoints(2, dtype=np.float64)
+    short = checkpoints(1, dtype=np.float64, seed=1)[0]
+    short *= 1e-6 / np.linalg.norm(short)
+    got = merge(KARCHER, None, [*arrays, short])
+    assert got == pytest.approx(reference([*arrays, short]), rel=1e-9)
+    assert got == pytest.approx(reference([*arrays, np.zeros_like(short)]), rel=1e-6)
 
 
 def test_equal_checkpoints_are_their_own_mean_to_the_last_bits():

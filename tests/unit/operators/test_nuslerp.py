@@ -10,6 +10,7 @@ from support.reference_spherical import nuslerp as reference
 from support.reference_spherical import ulps
 
 from mergepipe.errors import OperatorError
+from mergepipe.operators.arcs import ColumnProducts
 from mergepipe.operators.registry import operator
 
 NUSLERP = operator("nuslerp")
@@ -140,6 +141,15 @@ def test_a_delta_of_zero_is_orthogonal_to_every_other(axis, find_zeros):
 
 
 @pytest.mark.parametrize("axis", [None, -1, 0])
+@pytest.mark.parametrize("size", [1e-6, 3e-8])
+def test_short_vectors_have_their_cosine_reduced_as_in_mergekit(axis, size):
+    common, first, second = np.random.default_rng(0).standard_normal((3, 5, 5)) / 5
+    arrays = None, size * (common + first), size * (common + second)
+    got = merged(arrays, (1, 1), axis, based=False)
+    assert got == pytest.approx(reference(*arrays[1:], (1, 1), axis=axis), rel=1e-5)
+
+
+@pytest.mark.parametrize("axis", [None, -1, 0])
 @pytest.mark.parametrize("find_zeros", [True, False])
 def test_no_change_is_the_base(axis, find_zeros):
     base, _, _ = three()
@@ -201,6 +211,16 @@ def test_the_sums_of_columns_are_smaller_than_the_block():
     statistic, block = run.measured[0]
     numbers = statistic.measure(run._tiles(block, statistic.slots, rowwise=False))
     assert len(numbers) == 8 + 12 * 1024
+
+
+def test_the_sums_of_columns_depend_on_where_the_block_lies():
+    half = np.random.default_rng(0).standard_normal((3, 2, 3, 5)).astype(np.float32)
+    arrays = np.concatenate([half, half], axis=2)  # blocks of 15 elements are equal, columns are 30
+    run = Run(NUSLERP, None, list(arrays[1:]), tensor_params(NUSLERP, [{}, {}], FLAGS[0]), block_elements=15)
+    statistic = ColumnProducts(slots=(1, 2), columns=30)
+    first, second, *_ = run.values(statistic)
+    assert first != second
+    assert statistic.positional
 
 
 def test_an_empty_tensor_needs_no_angle():

@@ -94,6 +94,17 @@ def test_a_vector_without_a_direction_is_interpolated_linearly(size):
     assert ulps(merge(SLERP, tiny, [base], t=0.25), 0.25 * base.astype(np.float64), base) <= 1
 
 
+@pytest.mark.parametrize(("cosine", "linear"), [(0.9994, False), (0.9996, True), (-0.9994, False), (-0.9996, True)])
+def test_the_angle_counts_up_to_a_cosine_of_0_9995(cosine, linear):
+    base = np.zeros(1000)
+    other = base.copy()
+    base[0], other[:2] = 1.0, (cosine, np.sqrt(1 - cosine**2))
+    angle = np.arccos(cosine)
+    weights = (0.75, 0.25) if linear else np.sin([0.75 * angle, 0.25 * angle]) / np.sin(angle)
+    got = merge(SLERP, base, [other], t=0.25)
+    assert got == pytest.approx(weights[0] * base + weights[1] * other, rel=1e-12)
+
+
 def test_opposite_checkpoints_are_interpolated_linearly():
     base, _ = pair()
     assert ulps(merge(SLERP, base, [-base], t=0.25), 0.5 * base.astype(np.float64), base) <= 1

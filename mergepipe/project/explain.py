@@ -1,0 +1,221 @@
+"""Explaining an output: which parameters a tensor is merged with, where each comes from, and what it is made from."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mergepipe.errors import MergefileError
+from mergepipe.mergefile.resolve import ResolvedParams
+from mergepipe.plan.facts import tensor_facts
+from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.project.reports import Json
+from mergepipe.signatures import Scalar
+
+_CLOSE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedParam:
+    """A parameter's value, and where it comes from: a key path of the Mergefile, or ``default``."""
+
+    value: Scalar
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedInput:
+    """The base or an expert of a tensor.
+
+    Attributes
+    ----------
+    source
+        Its name.
+    tensor
+        What the tensor is called in its file, None where it has none or it is not read.
+    dtype
+        As stored.
+    used
+        ``read``; ``weight 0``, ``missing`` or ``zero delta`` for one that is no input.
+    params
+        Its own parameters.
+    """
+
+    source: str
+    tensor: str | None
+    dtype: str | None
+    used: str
+    params: Mapping[str, ExplainedParam]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorExplanation:
+    """How one tensor of an output comes about.
+
+    Attributes
+    ----------
+    decision
+        ``merge``, or ``equal`` for a tensor that is only copied.
+    layer, layers
+        Its layer (None outside the layers) and the number of layers that gradients run over.
+    reduces
+        Whether statistics of the whole tensor are taken first.
+    """
+
+    output: str
+    tensor: str
+    operator: str
+    operator_version: int
+    decision: str
+    dtype: str
+    shape: tuple[int, ...]
+    work: str
+    layer: int | None
+    layers: int
+    blocks: int
+    reduces: bool
+    params: Mapping[str, ExplainedParam]
+    base: ExplainedInput | None
+    experts: tuple[ExplainedInput, ...]
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """Tensors of an output that are merged by one operator with the same parameters."""
+
+    operator: str
+    decision: str
+    tensors: tuple[str, ...]
+    params: Mapping[str, Scalar]
+    experts: Mapping[str, Mapping[str, Scalar]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputExplanation:
+    """An output's tensors, grouped by how they are merged."""
+
+    output: str
+    groups: tuple[ParameterGroup, ...]
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+def explain_output(plan: OutputPlan) -> OutputExplanation:
+    """Return the groups of an output's tensors, in the order of their first tensors."""
+    found: dict[Any, list[TensorPlan]] = {}
+    for tensor in plan.tensors:
+        found.setdefault((tensor.part, tensor.decision, id(tensor.params)), []).append(tensor)
+    merged: dict[Any, list[TensorPlan]] = {}
+    for (part, decision, _), tensors in found.items():  # operators that depend on names have parameters per tensor
+        params = tensors[0].params
+        key = (part, decision, tuple(sorted(params.values.items())), tuple(map(_frozen, params.experts)))
+        merged.setdefault(key, []).extend(tensors)
+    return OutputExplanation(output=plan.output.name, groups=tuple(_group(plan, group) for group in merged.values()))
+
+
+def _frozen(params: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
+    return tuple(sorted(params.items()))
+
+
+def _group(plan: OutputPlan, tensors: list[TensorPlan]) -> ParameterGroup:
+    first = tensors[0]
+    experts = [member.source for member in plan.parts[first.part].experts]
+    return ParameterGroup(
+        operator=first.operator.signature.name,
+        decision=first.decision.value,
+        tensors=tuple(tensor.name for tensor in tensors),
+        params=dict(first.params.values),
+        experts={source: dict(own) for source, own in zip(experts, first.params.experts, strict=True)},
+    )
+
+
+def explain_tensor(plan: OutputPlan, name: str) -> TensorExplanation:
+    """Return how a tensor comes about.
+
+    Raises
+    ------
+    MergefileError
+        If the output has no such tensor.
+    """
+    tensor = next((tensor for tensor in plan.tensors if tensor.name == name), None)
+    if tensor is None:
+        raise _unknown(plan, name)
+    part = plan.parts[tensor.part]
+    wanted = next(wanted for wanted in part.tensors if wanted.name == name)
+    resolved = part.resolve(wanted)
+    facts = tensor_facts(tensor, plan.geometry)
+    merged = tensor.decision is Decision.MERGE
+    base = part.base if part.uses_base or tensor.base is not None else None
+    return TensorExplanation(
+        output=plan.output.name,
+        tensor=name,
+        operator=tensor.operator.signature.name,
+        operator_version=tensor.operator.version,
+        decision=tensor.decision.value,
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        work=tensor.work,
+        layer=tensor.layer,
+        layers=part.count,
+        blocks=tensor.grid(plan.geometry).count,
+        reduces=merged and facts.elements > 0 and tensor.operator.reduces(tensor.prepared, facts),
+        params={key: ExplainedParam(value=value, origin=resolved.origins[key])
+                for key, value in sorted(resolved.params.items())},
+        base=None if base is None else _input(base.source, tensor.base, "read" if tensor.base else "not read", {}),
+        experts=tuple(
+            _expert(tensor, index, member.source, part.find(member, wanted) is None, resolved)
+            for index, member in enumerate(part.experts)
+        ),
+    )  # fmt: skip
+
+
+def _expert(
+    tensor: TensorPlan, index: int, source: str, missing: bool, resolved: ResolvedParams
+) -> ExplainedInput:
+    params = {
+        key: ExplainedParam(value=value, origin=resolved.origins[f"{key}[{source}]"])
+        for key, value in sorted(resolved.experts[index].items())
+    }
+    slot = tensor.experts[index]
+    if slot is not None:
+        used = "read"
+    elif missing:
+        used = "missing"
+    elif not tensor.prepared.live[index]:
+        used = "the base itself" if source == tensor.base_source else "weight 0"
+    else:
+        used = "zero delta"
+    return _input(source, slot, used, params)
+
+
+def _input(
+    source: str, slot: InputRef | None, used: str, params: Mapping[str, ExplainedParam]
+) -> ExplainedInput:
+    return ExplainedInput(
+        source=source,
+        tensor=slot.info.name if slot else None,
+        dtype=slot.info.dtype if slot else None,
+        used=used,
+        params=params,
+    )
+
+
+def _unknown(plan: OutputPlan, name: str) -> MergefileError:
+    names = [tensor.name for tensor in plan.tensors]
+    close = difflib.get_close_matches(name, names, n=_CLOSE)
+    ending = [other for other in names if other.endswith(name) or name in other][:_CLOSE]
+    near = ", ".join(f"`{other}`" for other in (close or ending))
+    return MergefileError(
+        f"output `{plan.output.name}` has no tensor `{name}`",
+        hint=f"did you mean {near}?" if near else f"its names are such as `{names[0]}`" if names else None,
+        output=plan.output.name,
+        tensor=name,
+    )
