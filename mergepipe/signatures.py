@@ -104,8 +104,6 @@ class OperatorSignature:
         How many experts it takes; None for no upper limit.
     params
         Its own parameters, without the common ones (`COMMON_PARAMS`).
-    available
-        False while the operator can be declared but not run: the parser then says "not supported yet".
     """
 
     name: str
@@ -114,7 +112,6 @@ class OperatorSignature:
     params: tuple[ParamSpec, ...]
     min_experts: int = 1
     max_experts: int | None = None
-    available: bool = True
 
     def all_params(self) -> dict[str, ParamSpec]:
         """Return every parameter that the operator takes, by name, the common ones last."""
@@ -135,6 +132,9 @@ class OperatorReference:
         What a change of one block of one expert costs: which blocks are read and computed again.
     statistics
         Which statistics of the blocks are taken and kept, or "none".
+    passes
+        The fewest and the most times that a tensor's inputs are gone through: to merge, and before it for statistics
+        in so many rounds as they take. For float32 arithmetic, and an expert that differs from the base.
     edge_cases
         What happens at the edges: zero vectors, equal magnitudes, parameters at their bounds.
     differences
@@ -145,6 +145,7 @@ class OperatorReference:
     source: str
     locality: str
     statistics: str = "none"
+    passes: tuple[int, int] = (1, 1)
     edge_cases: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
 

@@ -1,9 +1,10 @@
 """Merge the same inputs with mergekit 0.1.5 (`dtype: float32`) and with mergepipe, and say how far they are apart.
 
-    python -m benchmarks.parity --mergekit ../mergekit-venv/bin/python --family ../family
-    python -m benchmarks.parity --mergekit ... --methods ties,slerp --quick
-    python -m benchmarks.parity fixtures --mergekit ...     # what tests/parity compares with, anew
-    python -m benchmarks.parity perplexity --mergekit ... --family ../family
+python -m benchmarks.parity --mergekit ../mergekit-venv/bin/python --family ../family
+python -m benchmarks.parity --mergekit ... --methods ties,slerp --quick
+python -m benchmarks.parity fixtures --mergekit ...     # what tests/parity compares with, anew
+python -m benchmarks.parity edges --mergekit ...
+python -m benchmarks.parity perplexity --mergekit ... --family ../family
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import time
 from pathlib import Path
 
 from benchmarks.parity.cases import METHODS
+from benchmarks.parity.compare import summary
+from benchmarks.parity.edges import run_edges
 from benchmarks.parity.fixtures import write_fixtures
 from benchmarks.parity.perplexity import measure
-from benchmarks.parity.report import record, render
+from benchmarks.parity.report import record, record_edges, render
 from benchmarks.parity.runner import Runner
 from mergepipe.operators.registry import operators
 
@@ -25,7 +28,8 @@ from mergepipe.operators.registry import operators
 def main() -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", nargs="?", choices=("compare", "fixtures", "perplexity", "render"), default="compare")
+    commands = ("compare", "edges", "fixtures", "perplexity", "render")
+    parser.add_argument("command", nargs="?", choices=commands, default="compare")
     parser.add_argument("--mergekit", metavar="PYTHON", help="the Python of an environment with mergekit 0.1.5")
     parser.add_argument("--family", type=Path, help="a real family: base, expert-python, expert-c, ...; perplexity.py")
     parser.add_argument("--methods", help="only these, separated by commas")
@@ -41,6 +45,8 @@ def main() -> None:
         methods = options.methods.split(",") if options.methods else list(METHODS)
         if options.command == "compare":
             _compare(Runner(options.mergekit, work, real, quick=options.quick), methods)
+        elif options.command == "edges":
+            record_edges(run_edges(Runner(options.mergekit, work, None, quick=False)))
         elif options.command == "fixtures":
             write_fixtures(Runner(options.mergekit, work, None, quick=False), methods)
         elif options.command == "perplexity":
@@ -58,18 +64,11 @@ def _compare(runner: Runner, methods: list[str]) -> None:
             continue
         began = time.perf_counter()
         outcome = runner.method(method)
-        total = outcome.total
-        print(
-            f"{method}: {outcome.cases} cases, {total.elements} elements, {total.equal / max(total.elements, 1):.4%} equal,"
-            f" {total.one} by 1 ulp, {total.undecided} undecided, {total.rounding} rounding, {total.nearer} nearer,"
-            f" {total.unexplained} unexplained, {total.reproduced} of {total.emulated} reproduced; largest {total.largest} ulp, {total.scaled:.3g} units; exact to"
-            f" {total.ours_off:.3g} (ours), {total.theirs_off:.3g}; refused {len(outcome.refused)};"
-            f" {time.perf_counter() - began:.0f} s",
-            flush=True,
-        )
+        print(f"{method}: {outcome.cases} cases, {summary(outcome.total)}; refused {len(outcome.refused)};"
+              f" {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
         for number, group in sorted(outcome.masks.groups.items()):
-            print(f"   masks {number}: {group.elements} kept {group.kept} expected {group.expected:.0f}"
-                  f" deviation {group.deviation:+.2f}")  # fmt: skip
+            if group.elements:
+                print(f"   masks {number}: {group}, deviation {group.deviation:+.2f}")
         if not runner.quick:
             record(method, outcome)
     runner.mergekit.close()

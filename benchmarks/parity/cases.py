@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Settings = Mapping[str, Any]
@@ -98,7 +98,8 @@ def _linear() -> Iterator[Case]:
 
 
 def _passthrough() -> Iterator[Case]:
-    for family, scale in itertools.product(DELTA_FAMILIES, ({}, {"scale": 0.3}, {"scale": [-1.5, 0.7]}, {"scale": 0.0})):
+    scales = ({}, {"scale": 0.3}, {"scale": [-1.5, 0.7]}, {"scale": 0.0})
+    for family, scale in itertools.product(DELTA_FAMILIES, scales):
         yield Case(method="passthrough", family=family, experts=(("e1", scale),), base=False)
     yield Case(method="passthrough", family="mixed", experts=(("e2", {"scale": 0.7}),), base=False, dtype="bfloat16")
 
@@ -127,9 +128,12 @@ def _nuslerp() -> Iterator[Case]:
         yield Case(method="nuslerp", family="directions", base=False, params=mode, experts=experts)
 
 
+_MULTI = ([1.0], [0.3, [0.9, 0.1]], [1.0, -0.4, 0.5], [0.5, 0.2], [1.0])
+
+
 def _multislerp() -> Iterator[Case]:
     for family, base, normalize in itertools.product(SPHERE_FAMILIES, (False, True), (True, False)):
-        for count, weights in zip((1, 2, 3, 5, 8), ([1.0], [0.3, [0.9, 0.1]], [1.0, -0.4, 0.5], [0.5, 0.2], [1.0])):
+        for count, weights in zip((1, 2, 3, 5, 8), _MULTI, strict=True):
             if family == "directions":  # what cancels is an edge case, see EDGES
                 chosen = tuple(
                     (f"e{n}", {"weight": w}) for n, w in zip((1, 3, 6, 7), (0.5, 0.4, 0.3, 0.9), strict=True)
@@ -176,7 +180,7 @@ DENSITIES = (0.5, 0.05, 0.9, 1.0, 0.333, [0.2, 0.8])
 def _with_rescale(cases: Iterator[Case], values: Sequence[Settings]) -> Iterator[Case]:
     turns = itertools.cycle(values)
     for case in cases:
-        yield Case(**{name: getattr(case, name) for name in case.__slots__} | {"params": {**case.params, **next(turns)}})
+        yield replace(case, params={**case.params, **next(turns)})
 
 
 def _ties() -> Iterator[Case]:
@@ -272,8 +276,7 @@ def cases(method: str, *, real: bool, quick: bool = False) -> list[Case]:
         if quick and number % 4:
             continue
         # Every case draws masks of its own, so that their counts are independent.
-        own = {"number": number, "seed": number}
-        found.append(Case(**{name: getattr(case, name) for name in case.__slots__} | own))
+        found.append(replace(case, number=number, seed=number))
     return found
 
 

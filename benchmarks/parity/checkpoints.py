@@ -121,6 +121,20 @@ def _directions(name: str, shape: Shape, number: int) -> np.ndarray:
     return np.asarray(made[number], np.float32)
 
 
+def _opposite(name: str, shape: Shape, number: int) -> np.ndarray:
+    """Experts with the same delta, on a grid, of either sign."""
+    base, delta = _grid(name, shape, 0), _grid(name, shape, 1) - _grid(name, shape, 0)
+    return base + delta * np.float32((0, 1, -1)[number % 3])
+
+
+def _special(name: str, shape: Shape, number: int) -> np.ndarray:
+    """An infinity in e1 and a NaN in e2, in one tensor."""
+    values = _normal(name, shape, number)
+    if number in (1, 2) and "norm" in name:
+        values[0] = (np.inf, np.nan)[number - 1]
+    return values
+
+
 def _dtype(number: int, dtypes: str) -> Any:
     listed = dtypes.split(",")
     return DTYPES[listed[number % len(listed)]]
@@ -135,6 +149,8 @@ FAMILIES: Mapping[str, tuple[Mapping[str, Shape], Maker, str]] = {
     "small": (PLAIN, _small, "F32"),
     "directions": (PLAIN, _directions, "F32"),
     "odd": (ODD, _normal, "F32"),
+    "opposite": (PLAIN, _opposite, "F32"),
+    "special": (PLAIN, _special, "F32"),
     "large": (LARGE, _normal, "BF16"),
     "mini-f32": (MINI, _normal, "F32"),
     "mini-bf16": (MINI, _normal, "BF16"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.parity.exact import Exact
+from benchmarks.parity.values import Exact
 
 _BITS = {2: np.int16, 4: np.int32}
 ROUNDING = 4.0  # units in the last place of the largest input: what a few float32 operations may be off
@@ -116,7 +116,8 @@ def compare(
         found.equal = int((distance == 0).sum())
         found.deliberate = found.elements - found.equal
         return found
-    for bucket, count in zip(*np.unique(np.where(distance, _floor_power(distance), 0), return_counts=True), strict=True):
+    buckets = np.where(distance, _floor_power(distance), 0)
+    for bucket, count in zip(*np.unique(buckets, return_counts=True), strict=True):
         found.histogram[int(bucket)] += int(count)
     sizes = [np.abs(array.astype(np.float64)) for array in inputs] + [np.abs(exact)]
     scale = spacing(np.max(sizes if evaluated.size is None else [*sizes, evaluated.size], axis=0))
@@ -149,3 +150,14 @@ def compare(
 
 def _floor_power(distance: np.ndarray) -> np.ndarray:
     return 2 ** np.floor(np.log2(np.maximum(distance, 1))).astype(np.int64)
+
+
+def summary(found: Comparison) -> str:
+    """Return the counts in a line."""
+    return (
+        f"{found.elements} elements, {found.equal / max(found.elements, 1):.4%} equal, {found.one} by 1 ulp,"
+        f" {found.undecided} by choice, {found.deliberate} by design, {found.rounding} rounding, {found.nearer} nearer,"
+        f" {found.unexplained} unexplained, {found.reproduced} of {found.emulated} reproduced,"
+        f" {found.other_counts} of {found.counts} counts differ; largest {found.largest} ulp, {found.scaled:.3g} units;"
+        f" off {found.ours_off:.3g} (ours), {found.theirs_off:.3g}"
+    )

@@ -3,9 +3,9 @@
 Where an emulation gives mergekit's bits at an element that differs, the difference is explained by this order alone.
 Methods that sum over a whole tensor are left out: the order of those sums is not known.
 
-Two facts of torch 2.13 on the CPU are behind it. `addcmul_` is a fused multiply-add. And a sum over five or more stacked
-tensors is from left to right except for the last (elements mod 32) elements, which four interleaved partial sums make
-(a tensor of fewer than 8 elements is summed in yet another way, which is not emulated).
+Two facts of torch 2.13 on the CPU are behind it. `addcmul_` is a fused multiply-add. And a sum over five or more
+stacked tensors is from left to right except for the last (elements mod 32) elements, which four interleaved partial
+sums make (a tensor of fewer than 8 elements is summed in yet another way, which is not emulated).
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.parity.exact import Inputs, cut, sparsified
+from benchmarks.parity.exact_deltas import sparsified
+from benchmarks.parity.values import Inputs
 
 Array = np.ndarray
 _LANES, _PARTIALS = 32, 4
+_RAMPLUS = {"epsilon": 1e-5, "alpha": 0.2, "r": 0.1}
 
 
 def emulate(inputs: Inputs) -> Array | None:
@@ -73,19 +75,19 @@ def _nearswap(inputs: Inputs) -> Array:
 def _ram(inputs: Inputs) -> Array | None:
     deltas = [x - inputs.base for x in inputs.experts]
     changed = [np.abs(delta) > np.float32(inputs.params.get("epsilon", 1e-5)) for delta in deltas]
-    count = np.sum(changed, axis=0)
+    count, zero = np.sum(changed, axis=0), np.float32(0)
     factors = [np.float32(1)] * len(deltas)
     if inputs.method == "ramplus_tl":
         shared = [np.float32((yes & (count > 1)).sum()) for yes in changed]
         alone = [np.float32((yes & (count == 1)).sum()) for yes in changed]
-        epsilon, alpha, r = (np.float32(inputs.params.get(n, d)) for n, d in (("epsilon", 1e-5), ("alpha", 0.2), ("r", 0.1)))
+        epsilon, alpha, r = (np.float32(inputs.params.get(name, default)) for name, default in _RAMPLUS.items())
         factors = [
-            np.float32(1) + r * np.clip(s / np.maximum(u, epsilon), np.float32(0), alpha)
+            np.float32(1) + r * np.clip(s / np.maximum(u, epsilon), zero, alpha)
             for s, u in zip(shared, alone, strict=True)
         ]
     divisor = np.maximum(count, 1).astype(np.float32)
     terms = [
-        np.where(yes & (count == 1), delta * factor, np.float32(0)) + np.where(yes & (count > 1), delta / divisor, np.float32(0))
+        np.where(yes & (count == 1), delta * factor, zero) + np.where(yes & (count > 1), delta / divisor, zero)
         for delta, yes, factor in zip(deltas, changed, factors, strict=True)
     ]
     return inputs.base + sum_of(terms)

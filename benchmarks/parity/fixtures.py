@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,8 @@ def _listed() -> dict[str, Any]:
 
 def _chosen(method: str) -> list[Case]:
     """Return some cases, spread over all that a small family has."""
-    found = [
-        Case(**{name: getattr(case, name) for name in case.__slots__} | {"family": _MINI[case.family]})
-        for case in cases(method, real=False)
-        if case.family in _MINI
-    ]
-    step = max(1, -(-len(found) // _MOST))
-    return found[::step]
+    found = [replace(case, family=_MINI[case.family]) for case in cases(method, real=False) if case.family in _MINI]
+    return [found[number * len(found) // _MOST] for number in range(_MOST)] if len(found) > _MOST else found
 
 
 def _evaluate(runner: Runner, case: Case) -> tuple[np.ndarray, np.ndarray]:
@@ -97,5 +93,8 @@ def _evaluate(runner: Runner, case: Case) -> tuple[np.ndarray, np.ndarray]:
     undecided = []
     for name in sources["base"]:
         inputs = inputs_at(case, name, 2, sources, masks)
-        undecided.append((evaluate(inputs).undecided | by_design(inputs)).reshape(-1))
+        unsure = evaluate(inputs).undecided | by_design(inputs)
+        # A choice among equal variances moves the weights of sce, and so the whole tensor.
+        unsure |= case.method == "sce" and unsure.any()
+        undecided.append(unsure.reshape(-1))
     return np.concatenate([output[name].reshape(-1) for name in sources["base"]]), np.concatenate(undecided)

@@ -45,14 +45,27 @@ class MaskCount:
             mine.variance += group.variance
 
 
+def _alone(magnitudes: np.ndarray) -> np.ndarray:
+    """Return which elements share their magnitude with no other of their row: the ranks of others are arbitrary."""
+    rows = magnitudes.reshape(-1, magnitudes.shape[-1])
+    ranked = np.sort(rows, axis=1)
+    again = ranked[:, 1:] == ranked[:, :-1]
+    found = np.ones(rows.shape, bool)
+    for row in np.flatnonzero(again.any(axis=1)):
+        found[row] = ~np.isin(rows[row], ranked[row, 1:][again[row]])
+    return found.reshape(magnitudes.shape)
+
+
 def count_masks(masks: Arrays, probabilities: Arrays, case: Case, sources: Mapping[str, Arrays]) -> MaskCount:
-    """Count where mergekit drew (its probabilities were recorded) and the delta is not zero."""
+    """Count where mergekit drew (its probabilities were recorded), the delta is not zero and its rank is certain."""
     found = MaskCount()
     experts = [source for source, _ in case.experts if source != "base"]
     for key, chances in probabilities.items():
         name, _, number = key.partition("|")
         base, expert = (sources[source][name].astype(np.float32) for source in ("base", experts[int(number)]))
         there = (base != expert).reshape(-1)
+        if case.method.startswith("della"):
+            there &= _alone(np.abs(expert - base)).reshape(-1)
         chance, kept = chances.reshape(-1)[there].astype(np.float64), masks[key].reshape(-1)[there] != 0
         low, high = float(chances.min()), float(chances.max())
         place = np.zeros(chance.shape, np.int64)

@@ -8,6 +8,7 @@ import io
 import shutil
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def measure(runner: Runner, methods: list[str]) -> None:
         case = RECIPES[method]
         found: dict[str, list[float]] = {"mergepipe": [], "mergekit": []}
         for seed in seeds:
-            own = Case(**{name: getattr(case, name) for name in case.__slots__} | {"seed": seed})
+            own = replace(case, seed=seed)
             folder = _ours(runner, own)
             if isinstance(folder, str):
                 print(f"{method}: {folder}")
@@ -71,7 +72,7 @@ def measure(runner: Runner, methods: list[str]) -> None:
             found["mergekit"].append(score(_theirs(runner, own)))
         else:
             means = {side: statistics.fmean(values) for side, values in found.items()}
-            print(f"{method}: ours {means['mergepipe']:.6f}, mergekit {means['mergekit']:.6f} nats per token", flush=True)
+            print(f"{method}: {means} nats per token", flush=True)
             record_perplexity(method, case.recipe(), found)
     runner.mergekit.close()
 

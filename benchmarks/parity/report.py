@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.parity.cases import METHODS
-from benchmarks.parity.explanations import DIFFERENCES, HEAD, SPACES
+from benchmarks.parity.explanations import DIFFERENCES, HEAD, MASKS, PERPLEXITIES, SPACES
 
 if TYPE_CHECKING:
     from benchmarks.parity.edges import Edge
@@ -18,6 +18,9 @@ RESULTS = Path(__file__).resolve().parent / "results.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"
 _COUNTS = ("elements", "equal", "one", "undecided", "deliberate", "rounding", "nearer", "unexplained", "largest",
            "emulated", "reproduced", "counts", "other_counts")  # fmt: skip
+_COLUMNS = ("method", "settings that were varied", "cases", "elements", "bit-equal", "largest ulp distance",
+            "largest distance, units of the inputs", "off the exact value: ours", "mergekit", "differs by choice",
+            "by design", "unexplained")  # fmt: skip
 _BUCKETS = ((1, 1, "1"), (2, 3, "2-3"), (4, 15, "4-15"), (16, 255, "16-255"), (256, 1 << 40, "256+"))
 
 
@@ -68,8 +71,9 @@ def record_edges(edges: list[Edge]) -> None:
 def render() -> None:
     """Write the page."""
     results = _load()
-    parts = [HEAD, _table(results["methods"]), _ulps(results["methods"]), _masks(results["methods"]),
-             _differences(results["methods"]), _edges(results["edges"]), _perplexities(results["perplexity"])]  # fmt: skip
+    methods = results["methods"]
+    tables = (_table(methods), _ulps(methods), _masks(methods), _differences(methods))
+    parts = (HEAD, *tables, _edges(results["edges"]), _perplexities(results["perplexity"]))
     PAGE.write_text("\n\n".join(part.strip() for part in parts if part) + "\n")
 
 
@@ -90,9 +94,8 @@ def _table(methods: Mapping[str, Any]) -> str:
     rows = [
         "## Results",
         "",
-        "| method | settings that were varied | cases | elements | bit-equal | ulp distance, largest | in units of the inputs,"
-        " largest | off the exact value, largest: ours | mergekit | differs by choice | by design | unexplained |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| " + " | ".join(_COLUMNS) + " |",
+        "| --- |" + " --- |" * (len(_COLUMNS) - 1),
     ]
     for method, found in _known(methods):
         rows.append(
@@ -125,10 +128,7 @@ def _masks(methods: Mapping[str, Any]) -> str:
     rows = [
         "### Random masks",
         "",
-        "mergekit was given the masks that mergepipe drew, so the rest of the arithmetic could be compared exactly (table above)."
-        " How often mergepipe keeps an element, against the probability that mergekit computed for it: della's elements in"
-        " five groups, from the lowest probability (the smallest magnitudes of a row) to the highest. The last column is in"
-        " standard deviations of the count.",
+        MASKS,
         "",
         "| method | group | elements | kept | expected | deviation |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -145,15 +145,15 @@ def _masks(methods: Mapping[str, Any]) -> str:
 
 def _differences(methods: Mapping[str, Any]) -> str:
     parts = ["## Differences, one by one"]
-    parts += [f"### `{method}`\n\n{DIFFERENCES[method].strip()}" for method, _ in _known(methods)]
+    parts += [f"### `{method}`\n\n{DIFFERENCES[method].format(**found).strip()}" for method, found in _known(methods)]
     return "\n\n".join(parts)
 
 
 def _edges(edges: list[Mapping[str, str]]) -> str:
     if not edges:
         return ""
-    rows = ["## Edges", "", "What both sides do where a formula has no good answer.", "", "| case | mergekit 0.1.5 | mergepipe |",
-            "| --- | --- | --- |"]  # fmt: skip
+    rows = ["## Edges", "", "What both sides do where a formula has no good answer.", "",
+            "| case | mergekit 0.1.5 | mergepipe |", "| --- | --- | --- |"]  # fmt: skip
     return "\n".join([*rows, *(f"| {e['what']} | {e['mergekit']} | {e['ours']} |" for e in edges)])
 
 
@@ -165,11 +165,7 @@ def _perplexities(found: Mapping[str, Any]) -> str:
     rows = [
         "## Does the merged model work as well?",
         "",
-        "A base and its four full fine-tunes (3.4 million parameters, five text domains) merged by both sides with the same settings,"
-        " written as float32, and scored on held-out text: nats per token, the mean over the domains; less is better. Methods of"
-        " one expert have the Python one, nuslerp the Python and C ones. For random masks each side drew its own: means over three"
-        " seeds. The last column is what is asked of each row: that ours is not worse than uniform averaging (`linear`) by more than"
-        " mergekit's is.",
+        PERPLEXITIES,
         "",
         "| method | settings | mergepipe | mergekit | uniform average | ours minus mergekit's | not worse by more |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -179,10 +175,11 @@ def _perplexities(found: Mapping[str, Any]) -> str:
         spread = max(max(f) - min(f) for f in (found[method]["mergepipe"], found[method]["mergekit"]))
         # Scores agree to what a different order of float32 sums makes of them; random draws to their own spread.
         allowed = 1e-6 + spread
+        seeds = f" (spread over seeds {spread:.1e})" if spread else ""
         good = (ours - uniform) - (other - theirs) <= allowed
         rows.append(
             f"| `{method}` | {_settings(found[method]['recipe'])} | {ours:.6f} | {other:.6f} | {uniform:.6f}"
-            f" | {ours - other:+.1e}{f' (spread over seeds {spread:.1e})' if spread else ''} | {'yes' if good else '**no**'} |"
+            f" | {ours - other:+.1e}{seeds} | {'yes' if good else '**no**'} |"
         )
     return "\n".join(rows)
 

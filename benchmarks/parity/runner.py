@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import numpy as np
 
 from benchmarks.parity.cases import Case, cases, folders
 from benchmarks.parity.checkpoints import FAMILIES, Arrays, make, read, write
-from benchmarks.parity.compare import Comparison, compare
+from benchmarks.parity.compare import ROUNDING, Comparison, compare, spacing
 from benchmarks.parity.emulate import emulate
-from benchmarks.parity.exact import Inputs, at_layer, by_design, evaluate
+from benchmarks.parity.exact import by_design, evaluate
 from benchmarks.parity.masks import MaskCount, count_masks
 from benchmarks.parity.sides import Mergekit, SideError, masks_of, merge_all
+from benchmarks.parity.values import Exact, Inputs, at_layer
 
 RANDOM = ("dare_linear", "dare_ties", "della", "della_linear")
 
@@ -70,9 +71,10 @@ class Runner:
         outcome.cases += 1
         where, sources = self.folders(case.family), self.tensors(case.family)
         masks = probabilities = None
+        if isinstance(ours, str):
+            self._refused(case, f"mergepipe: {ours}", outcome)
+            return
         try:
-            if isinstance(ours, str):
-                raise SideError(f"mergepipe: {ours}")
             if case.method in RANDOM:
                 masks = masks_of(case, where, self.work / "masks-of-ours", sources["base"])
                 probabilities = self.work / "probabilities" / "model.safetensors"
@@ -80,8 +82,7 @@ class Runner:
             extra = {"probabilities": str(probabilities)} if probabilities else {}
             theirs = self.mergekit.merge(case.mergekit(where), masks, **extra)
         except SideError as error:
-            outcome.refused.append(f"{case.id}: {error}")
-            print(f"{case.id}: {error} ({case})", file=sys.stderr)
+            self._refused(case, str(error), outcome)
             return
         if masks is not None and probabilities is not None:
             outcome.masks.add(count_masks(masks, read(probabilities.parent), case, sources))
@@ -91,6 +92,10 @@ class Runner:
         outcome.by_family.setdefault(case.family, Comparison()).add(found)
         for line in found.worst:
             print(f"  {line}\n    {case}", file=sys.stderr)
+
+    def _refused(self, case: Case, why: str, outcome: Outcome) -> None:
+        outcome.refused.append(f"{case.id}: {why}")
+        print(f"{case.id}: {why} ({case})", file=sys.stderr)
 
     def _compare(
         self, case: Case, ours: Arrays, theirs: Arrays, sources: Mapping[str, Arrays], masks: Arrays | None
@@ -102,17 +107,33 @@ class Runner:
         for name, array in ours.items():
             inputs = inputs_at(case, name, layers, sources, masks)
             seen = [*inputs.experts, *([inputs.base] if inputs.base is not None else [])]
+            evaluated = evaluate(inputs)
+            if case.method == "sce" and evaluated.undecided.any():
+                evaluated = with_own_choices(inputs, evaluated, array, theirs[name])
             label, other = f"{case.id} {name}", by_design(inputs)
-            total.add(
-                compare(
-                    label, array, theirs[name], seen, evaluate(inputs), deliberate=other, emulated=emulate(inputs)
-                )
-            )
+            total.add(compare(label, array, theirs[name], seen, evaluated, deliberate=other, emulated=emulate(inputs)))
             if _counts_tell(case) and array.dtype == np.float32 and not other:
                 total.counts += 1
                 kept, their = (int((out != inputs.base).sum()) for out in (array, theirs[name]))
                 total.other_counts += kept != their
         return total
+
+
+def with_own_choices(inputs: Inputs, exact: Exact, ours: np.ndarray, theirs: np.ndarray) -> Exact:
+    """Return the exact values of sce with more that is undecided: where each side is right given what it selected.
+
+    Its weights depend on all selected elements, so that the choice among equal variances moves every element a little.
+    What was selected shows in the output: it is not the base there. Only equal variances may be selected differently.
+    """
+    selections = [out.astype(np.float32) != inputs.base for out in (ours, theirs)]
+    if ((selections[0] != selections[1]) & ~exact.undecided).any():
+        return exact
+    right = np.ones(ours.shape, bool)
+    for out, selected in zip((ours, theirs), selections, strict=True):
+        own = evaluate(replace(inputs, selected=selected)).value
+        scale = spacing(np.maximum(np.abs(own), np.abs(np.asarray(inputs.base))))
+        right &= np.abs(out.astype(np.float64) - own) <= ROUNDING * scale
+    return replace(exact, undecided=exact.undecided | right)
 
 
 def _counts_tell(case: Case) -> bool:
@@ -121,9 +142,7 @@ def _counts_tell(case: Case) -> bool:
     return case.method == "sce" or (case.method.startswith(("ties", "breadcrumbs")) and len(experts) == 1)
 
 
-def inputs_at(
-    case: Case, name: str, layers: int, sources: Mapping[str, Arrays], masks: Arrays | None
-) -> Inputs:
+def inputs_at(case: Case, name: str, layers: int, sources: Mapping[str, Arrays], masks: Arrays | None) -> Inputs:
     """Return what goes into one tensor of a case, as mergekit counts inputs."""
     ignores = case.method in ("linear", "karcher", "passthrough")
     listed = [(source, own) for source, own in case.experts if ignores or source != "base"]

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 
-# What groups may keep where no limit is set: the inputs of one large tensor of an 8B model with eight experts.
-DEFAULT_BYTES = 1 << 30
-
 
 class HoldPool:
     """Lends memory within a limit.

@@ -18,7 +18,7 @@ from mergepipe.engine.reader import Reader
 from mergepipe.engine.work import BlockDone, BlockMeasured, InputKey, Job, JobDone, TensorWork
 from mergepipe.fsio.crash import crash_point
 from mergepipe.graph.blocks import BlockPlan, StatisticPlan, find_block, plan_block, plan_statistic
-from mergepipe.plan.values import Decision, InputRef
+from mergepipe.plan.values import Decision
 
 
 def run_job(job: Job, scratch: Scratch) -> JobDone:

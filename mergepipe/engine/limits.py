@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from mergepipe.checkpoints.geometry import BlockGrid
+from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.plan.values import OutputPlan
 
 # Elements per job and input: 2 MiB of bf16, the read size that was measured to be best.
 JOB_ELEMENTS = 1 << 20
+# What groups may keep between their passes where no limit is set: the inputs of one large tensor of an 8B model with
+# eight experts.
+HOLD_BYTES = 1 << 30
 # The interpreter with numpy, networkx and the catalog, measured on an empty project; for the estimate only.
 _FIXED_BYTES = 90 << 20
 # What a tensor takes in plan, graph, work and manifest, measured on a model of 100,000 tensors from three sources.
@@ -39,6 +43,11 @@ def block_bytes(grid: BlockGrid) -> int:
 
 def peak_memory(plan: OutputPlan, workers: int, memory: int | None) -> int:
     """Return an estimate of the peak memory of a build, in bytes."""
+    reducing = [recipe for t in plan.tensors if (recipe := TensorRecipe.of(t, plan.geometry)).reduces]
+    held = max((sum(grid.nbytes for grid in recipe.input_grids if grid) for recipe in reducing), default=0)
+    kept = HOLD_BYTES if memory is None else memory // 2
+    if reducing and memory is not None:
+        memory //= 2
     largest = 0
     for tensor in plan.tensors:
         out = tensor.grid(plan.geometry)
@@ -46,4 +55,6 @@ def peak_memory(plan: OutputPlan, workers: int, memory: int | None) -> int:
         one = sum(min(block_bytes(grid), grid.nbytes) for grid in grids)
         blocks = min(job_blocks(out.block_rows * out.row_elements, one, workers, memory), max(1, out.count))
         largest = max(largest, blocks * one + len(grids) * _WIDE_BYTES)
-    return _FIXED_BYTES + len(plan.tensors) * _TENSOR_BYTES + workers * largest
+    # What is kept between the passes over a tensor: of this one and the next, as far as it may be.
+    keeps = min(kept, 2 * held) if held <= kept else 0
+    return _FIXED_BYTES + len(plan.tensors) * _TENSOR_BYTES + workers * largest + keeps

@@ -24,8 +24,8 @@ from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
-from mergepipe.engine.hold import DEFAULT_BYTES, HoldPool
-from mergepipe.engine.limits import block_bytes, job_blocks
+from mergepipe.engine.hold import HoldPool
+from mergepipe.engine.limits import HOLD_BYTES, block_bytes, job_blocks
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
@@ -80,7 +80,7 @@ class Engine:
         self._options = options
         self._store = StatisticStore(catalog)
         memory = options.memory
-        self._hold = HoldPool(DEFAULT_BYTES if memory is None else memory // 2)
+        self._hold = HoldPool(HOLD_BYTES if memory is None else memory // 2)
         self._job_memory = memory
         self._recorded_at = time.monotonic()
         self._unrecorded: dict[int, Group] = {}

@@ -12,7 +12,7 @@ from mergepipe.mergefile.problems import key_path
 from mergepipe.mergefile.rules import read_rules
 from mergepipe.mergefile.schema import DEFAULT_SHARD_SIZE, Budget, CustomOperator, ExpertRef, Output, Write
 from mergepipe.mergefile.slices import Slices, read_slices
-from mergepipe.mergefile.suggest import code, did_you_mean, respelled, short_listing
+from mergepipe.mergefile.suggest import code, did_you_mean, listing, respelled
 from mergepipe.mergefile.table import Table, finite_number
 from mergepipe.signatures import BasePolicy, OperatorSignature
 from mergepipe.units import parse_percent, parse_size
@@ -96,10 +96,7 @@ def _operator(
     if name is None or name in signatures or name in custom:
         return name or "", signatures.get(name or "")
     known = [*signatures, *custom]
-    available = short_listing([key for key in known if key in custom or signatures[key].available], "and")
-    hint = did_you_mean(name, known)
-    if hint is None and available is not None:
-        hint = f"this release runs {available}"
+    hint = did_you_mean(name, known) or f"the operators are {listing(known, 'and')}"
     table.problems.add(table.at("operator"), f"unknown operator {code(name)}", hint=hint)
     return name, signatures.get(respelled(name, known) or "")
 

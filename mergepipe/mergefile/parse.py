@@ -32,8 +32,8 @@ _OPERATOR_HINT = 'write `[operators.NAME]` with `python = "ops.py:my_merge"` bel
 
 
 LoadOperators = Callable[[Sequence[CustomOperator], Sequence[str]], Mapping[str, OperatorSignature]]
-"""Given the custom operators that outputs use, and names of operators that are neither built in nor declared, returns the
-signatures of those that it can load; it may raise `MergefileError`."""
+"""Given the custom operators that outputs use, and names of operators that are neither built in nor declared, returns
+the signatures of those that it can load; it may raise `MergefileError`."""
 
 
 def _load_none(declared: Sequence[CustomOperator], unknown: Sequence[str]) -> Mapping[str, OperatorSignature]:
@@ -96,7 +96,7 @@ def _read(
     top.check_keys(_TOP_KEYS)
     mergefile = _entries(top, path, signatures, load)
     check_whole(mergefile, problems)
-    report_unsupported(mergefile, signatures, problems)
+    report_unsupported(mergefile, problems)
     return mergefile, problems
 
 
@@ -114,9 +114,7 @@ def _check_version(top: Table) -> bool:
     return True
 
 
-def _entries(
-    top: Table, path: Path, signatures: Mapping[str, OperatorSignature], load: LoadOperators
-) -> Mergefile:
+def _entries(top: Table, path: Path, signatures: Mapping[str, OperatorSignature], load: LoadOperators) -> Mergefile:
     sections = {key: top.table(key) for key in ("sources", "outputs", "operators")}
     if not top.data.get("sources", {}):
         top.missing("sources", "no checkpoints to merge are declared", hint=_SOURCE_HINT)

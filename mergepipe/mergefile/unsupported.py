@@ -5,38 +5,21 @@ Each function here goes away when its feature arrives; the schema and the parser
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.schema import Mergefile, Output, Source
-from mergepipe.mergefile.suggest import code, short_listing
-from mergepipe.signatures import OperatorSignature
+from mergepipe.mergefile.suggest import code
 
 
-def report_unsupported(mergefile: Mergefile, signatures: Mapping[str, OperatorSignature], problems: Problems) -> None:
+def report_unsupported(mergefile: Mergefile, problems: Problems) -> None:
     """Record what is declared and cannot be executed yet."""
     for source in mergefile.sources.values():
         _source(source, mergefile, problems)
         if source.on is not None and source.on in mergefile.outputs and source.on not in mergefile.sources:
             advice = f"build {code(source.on)} first, and declare its directory under `[sources]`"
             _unsupported(problems, ("sources", source.name, "on"), "an adapter on an output", "adapter", advice)
-    available = short_listing([name for name, signature in signatures.items() if signature.available], "and")
     for output in mergefile.outputs.values():
-        for path, operator in _operators(output):
-            signature = signatures.get(operator)
-            if signature is not None and not signature.available:
-                hint = None if available is None else f"this release runs {available}"
-                _unsupported(problems, path, code(operator), "operator", hint)
         _output(output, problems)
-
-
-def _operators(output: Output) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the operators that an output and its slices name, and where."""
-    yield ("outputs", output.name, "operator"), output.operator
-    for number, part in enumerate(output.slices or ()):
-        if part.operator is not None:
-            yield ("outputs", output.name, "slices", number, "operator"), part.operator
 
 
 def _source(source: Source, mergefile: Mergefile, problems: Problems) -> None:

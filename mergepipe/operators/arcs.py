@@ -24,10 +24,8 @@ from mergepipe.operators.vectors import (
 LEAST_NORM = 1e-7
 # 1 - c^2 up to this means that the vectors are parallel or opposite: float32 cosines, as mergekit has them, round to 1.
 COLINEAR = 2.0**-24
-# The same for cosines from sums that were rounded to float32.
-COLINEAR_COLUMNS = 2.0**-20
 
-# Float64 numbers that precede the float32 sums of a block: the binary exponent that these were divided by.
+# Bytes that precede the sums of a block: the first column.
 _HEADER = 8
 _SUMS = 3
 
@@ -56,9 +54,8 @@ def pair_weights(
 class ColumnProducts(Statistic):
     """Sums of two vectors' products down the columns of a block, ``i % columns`` for the element of flat index i.
 
-    Packed as a float64 exponent e and float32 ``(3, columns)``, the sums times ``2^-e``: float64 sums would be larger
-    than many a block. A cosine loses 1e-7 by it, a weight no more than by its own rounding to float32, except next to
-    opposite vectors, where it hangs on the cosine's last digits.
+    Packed as an int64, the first column, and float64 ``(3, n)``: the sums of n columns from that one on, cyclically.
+    They are large beside a block of few rows; float32 would halve them and let results depend on the size of blocks.
     """
 
     name: ClassVar = "column_products"
@@ -75,15 +72,27 @@ class ColumnProducts(Statistic):
     def measure(self, tiles: Iterator[BlockInputs]) -> bytes:
         """Return the sums of a block; see `Statistic.measure`."""
         experts = [slot - 1 for slot in self.slots if slot]
-        size = max(1, CHUNK_ELEMENTS // self.columns) * self.columns
+        size = max(1, CHUNK_ELEMENTS // self.columns) * min(self.columns, CHUNK_ELEMENTS)
         total = np.zeros((_SUMS, self.columns))
+        begin = stop = 0
         for start, vectors in chunks(tiles, len(experts), fill_deltas(experts), size):
             first, second = vectors
             add_periods(total, np.stack((first * first, first * second, second * second)), start)
-        largest = np.max(np.abs(total), initial=0.0, where=np.isfinite(total))
-        exponent = int(np.frexp(largest)[1])
-        packed = np.ldexp(total, -exponent).astype("<f4")
-        return np.array(exponent, "<f8").tobytes() + packed.tobytes()
+            begin, stop = (begin if stop else start), start + first.size
+        offset, number = (0, self.columns) if stop - begin >= self.columns else (begin % self.columns, stop - begin)
+        return _packed(
+            np.concatenate([total[:, part] for part in _cyclic(offset, number, self.columns)], axis=1), offset
+        )
+
+
+def _cyclic(offset: int, number: int, columns: int) -> tuple[slice, slice]:
+    """Return where ``number`` columns from one on lie: up to the last, and from the first."""
+    end = min(offset + number, columns)
+    return slice(offset, end), slice(0, offset + number - end)
+
+
+def _packed(sums: Array, offset: int) -> bytes:
+    return offset.to_bytes(_HEADER, "little") + bytes(sums.astype("<f8").tobytes())
 
 
 def column_products(columns: int, slots: Sequence[bool]) -> Generator[Sequence[Statistic], StatisticValues, Array]:
@@ -100,10 +109,14 @@ def column_products(columns: int, slots: Sequence[bool]) -> Generator[Sequence[S
 
 def _folded(blocks: Iterable[bytes], total: Array) -> Array:
     for block in blocks:
-        exponent = int(np.frombuffer(block, "<f8", count=1)[0])
-        sums = np.frombuffer(block, "<f4", offset=_HEADER).reshape(total.shape)
+        offset = int.from_bytes(block[:_HEADER], "little")
+        sums = np.frombuffer(block, "<f8", offset=_HEADER).reshape(_SUMS, -1)
+        at = 0
         with np.errstate(invalid="ignore"):  # infinities of either sign, where inputs have them
-            total += np.ldexp(sums.astype(np.float64), exponent)
+            for part in _cyclic(offset, sums.shape[1], total.shape[1]):
+                length = part.stop - part.start
+                total[:, part] += sums[:, at : at + length]
+                at += length
     return total
 
 

@@ -95,8 +95,8 @@ class TensorFacts:
         Rows of the last dimension and elements in each; a 1-D or 0-D tensor is one row here, unlike in the block
         geometry.
     columns
-        Elements at each index of the first dimension: the period of the flat index along it; ``elements`` where the
-        tensor is 1-D or 0-D.
+        Elements at each index of the first dimension: the period of the flat index along it; 1 where the tensor is
+        1-D or 0-D.
     blocks
         How many blocks hold merged elements.
     """

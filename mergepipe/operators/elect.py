@@ -64,15 +64,12 @@ class _Divisor:
     def __init__(self, inputs: BlockInputs, weights: Sequence[float]) -> None:
         self._sum, self._term = inputs.scratch(1), inputs.scratch(2)
         self._size = inputs.scratch(3) if min(weights) < 0 < max(weights) else None
-        self._empty = True
+        for array in (self._sum, self._size):
+            if array is not None:
+                array.fill(0)
 
     def add(self, agrees: Array, weight: float) -> None:
         """Count a weight where its term agrees."""
-        if self._empty:
-            self._sum.fill(0)
-            if self._size is not None:
-                self._size.fill(0)
-        self._empty = False
         self._sum += np.multiply(agrees, self._sum.dtype.type(weight), out=self._term)
         if self._size is not None:
             self._size += np.abs(self._term, out=self._term)

@@ -26,8 +26,6 @@ from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignatur
 
 # The weights count as cancelling below this, as in mergekit: t is then one half.
 NO_WEIGHT = 1e-6
-# A column's sums of a block are kept for every block: with fewer rows than this in one they would outgrow the weights.
-LEAST_ROWS = 4
 
 
 class Vectors(enum.Enum):
@@ -48,7 +46,8 @@ class NuSlerpPrepared(Prepared):
 
     def vectors_of(self, facts: TensorFacts) -> Vectors:
         """Return what is a vector in a tensor of this shape: a 1-D tensor is one."""
-        return Vectors.WHOLE if facts.rows <= 1 else self.vectors
+        single = facts.columns <= 1 if self.vectors is Vectors.COLUMNS else facts.rows <= 1
+        return Vectors.WHOLE if single else self.vectors
 
 
 class NuSlerp(Operator):
@@ -56,9 +55,9 @@ class NuSlerp(Operator):
 
     Cosines come from float64 inner products; the two weights of a vector are computed in float64 and rounded to the
     work dtype. Products are added left to right, then the base. Vectors along rows need no statistics (tiles hold
-    whole rows). Vectors down columns do: three sums per column and block, kept as float32 beside a common power of
-    two, so a changed block costs one pass over its own values; that is much for a statistic, 12 bytes a column, and
-    tensors of which a block holds less than `LEAST_ROWS` rows are refused.
+    whole rows). Vectors down columns do: three float64 sums per column and block, so a changed block costs one pass
+    over its own values. That is much for a statistic: 24 bytes for each column that a block has part in, more than the
+    weights where a block holds less than a few rows.
     """
 
     signature: ClassVar = OperatorSignature(
@@ -88,7 +87,7 @@ class NuSlerp(Operator):
             "v_i = x_i - base, or x_i without a base; t = w_1 / (w_0 + w_1), 1/2 where |w_0 + w_1| < 1e-6",
             "c = (v_0 . v_1) / (max(|v_0|, 1e-7) max(|v_1|, 1e-7)); a = arccos c",
             "result = base + sin((1 - t) a) / sin a * v_0 + sin(t a) / sin a * v_1",
-            "where 1 - c^2 <= 2^-24 (2^-20 down columns): result = base + (1 - t) v_0 + t v_1",
+            "where 1 - c^2 <= 2^-24: result = base + (1 - t) v_0 + t v_1",
         ),
         source="mergekit's NuSLERP; Shoemake 1985, Animating rotation with quaternion curves",
         locality=(
@@ -98,16 +97,13 @@ class NuSlerp(Operator):
         ),
         statistics=(
             "flattened: per block 3 float64 inner products; along rows: none; down columns: per block and column "
-            "3 float32 sums"
+            "3 float64 sums"
         ),
         edge_cases=(
             "An expert of weight 0 is not read, and the result is a copy of the other.",
             "A vector of zeros is orthogonal to every other: the other enters with sin(t pi / 2), not with t.",
-            (
-                "Next to opposite vectors the weights are large and their errors with them, above all down columns: "
-                "sums kept as float32 leave a cosine an error of 1e-7."
-            ),
-            "A 1-D tensor is one vector, and so is a tensor of a single row.",
+            "Next to opposite vectors the weights are large, and their errors with them.",
+            "A 1-D tensor is one vector.",
             "The base must not be one of the two: its delta has no direction.",
             NO_ANGLE + "(1 - t) v_0 + t v_1, for the vector concerned.",
         ),
@@ -116,7 +112,6 @@ class NuSlerp(Operator):
                 "Cosines are float64 instead of float32, so the weights differ by their last bits; next to opposite "
                 "vectors, where they are large, by more."
             ),
-            "Down the columns of a tensor of one row mergekit has vectors of one element; here the row is one vector.",
         ),
     )
     version: ClassVar = 1
@@ -140,20 +135,6 @@ class NuSlerp(Operator):
             work=work,
         )
 
-    def check(self, prepared: Prepared, facts: TensorFacts) -> None:
-        """Refuse columns that lie in too many blocks; see `Operator.check`."""
-        assert isinstance(prepared, NuSlerpPrepared)
-        if prepared.vectors_of(facts) is not Vectors.COLUMNS or facts.blocks < 2 or not all(prepared.live):
-            return
-        if facts.elements < LEAST_ROWS * facts.columns * (facts.blocks - 1):
-            raise OperatorError(
-                f"nuslerp down the columns takes sums for each of {facts.columns:,} columns in each of "
-                f"{facts.blocks:,} blocks, more than the weights themselves",
-                hint="set `nuslerp_row_wise = false` or `nuslerp_flatten = true` for these tensors in a rule",
-                columns=facts.columns,
-                blocks=facts.blocks,
-            )
-
     def rowwise(self, prepared: Prepared, facts: TensorFacts) -> bool:
         """Return whether rows are vectors; see `Operator.rowwise`."""
         assert isinstance(prepared, NuSlerpPrepared)
@@ -167,7 +148,7 @@ class NuSlerp(Operator):
     def reduce(self, prepared: Prepared, facts: TensorFacts, slots: Sequence[bool]) -> Reducing:
         """Return the two weights, of the whole tensor or of each column; see `Operator.reduce`."""
         assert isinstance(prepared, NuSlerpPrepared)
-        from mergepipe.operators.arcs import COLINEAR_COLUMNS, column_products, pair_weights
+        from mergepipe.operators.arcs import column_products, pair_weights
 
         if prepared.vectors_of(facts) is Vectors.WHOLE:
             gram = yield from gram_of_experts((0, 1), slots)
@@ -175,7 +156,7 @@ class NuSlerp(Operator):
             pair = (float(weights[0]), float(weights[1]))
             return Reduction(value=pair, key=record_digest("nuslerp", *pair))
         first, both, second = yield from column_products(facts.columns, slots)
-        weights = pair_weights(first, both, second, prepared.t, prepared.work, COLINEAR_COLUMNS)
+        weights = pair_weights(first, both, second, prepared.t, prepared.work)
         key = record_digest("nuslerp columns", *(weight.astype(f"<f{weight.itemsize}").tobytes() for weight in weights))
         return Reduction(value=weights, key=key)
 

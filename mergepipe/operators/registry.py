@@ -1,4 +1,4 @@
-"""The operators by name: those that run, and the signatures of those that can only be declared yet."""
+"""The built-in operators by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mergepipe.signatures import OperatorSignature
 
 @functools.cache
 def operators() -> Mapping[str, Operator]:
-    """Return every operator that can run, by name."""
+    """Return every built-in operator, by name."""
     from mergepipe.operators.additive import Linear, Passthrough, TaskArithmetic
     from mergepipe.operators.arcee import ArceeFusion
     from mergepipe.operators.breadcrumbs import Breadcrumbs, BreadcrumbsTies
@@ -28,7 +28,7 @@ def operators() -> Mapping[str, Operator]:
     from mergepipe.operators.slerp import Slerp
     from mergepipe.operators.ties import Ties
 
-    runnable: tuple[Operator, ...] = (
+    found: tuple[Operator, ...] = (
         Linear(),
         TaskArithmetic(),
         Passthrough(),
@@ -50,16 +50,13 @@ def operators() -> Mapping[str, Operator]:
         Karcher(),
         ModelStock(),
     )
-    return {operator.signature.name: operator for operator in runnable}
+    return {operator.signature.name: operator for operator in found}
 
 
 @functools.cache
 def signatures() -> Mapping[str, OperatorSignature]:
-    """Return the signature of every operator that a Mergefile may name."""
-    from mergepipe.operators.upcoming import UPCOMING
-
-    table = {name: operator.signature for name, operator in operators().items()}
-    return table | {signature.name: signature for signature in UPCOMING}
+    """Return the signature of every built-in operator, by name: what a Mergefile is checked against."""
+    return {name: operator.signature for name, operator in operators().items()}
 
 
 def operator(name: str) -> Operator:
@@ -68,9 +65,9 @@ def operator(name: str) -> Operator:
     Raises
     ------
     InternalError
-        If it cannot run: the Mergefile parser should have said so.
+        If there is none: the Mergefile parser should have said so.
     """
     try:
         return operators()[name]
     except KeyError:
-        raise InternalError(f"operator `{name}` reached the planner but cannot run") from None
+        raise InternalError(f"operator `{name}` is none of the built-in ones") from None

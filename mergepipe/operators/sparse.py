@@ -8,11 +8,13 @@ the base is added. Every step is rounded once to the work dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mergepipe.digest import record_digest
+from mergepipe.errors import OperatorError
 from mergepipe.operators.contract import (
     Array,
     BlockInputs,
@@ -88,7 +90,7 @@ class SparseTaskArithmetic(Operator):
             divisor=divisor,
             scale=scale,
             sparsifiers=sparsifiers,
-            factors=rounded([_made_up(s) if rescale == "density" else 1.0 for s in sparsifiers], work),
+            factors=tuple(_made_up(s, work) if rescale == "density" else 1.0 for s in sparsifiers),
             rescale=rescale,
             normalize=normalize,
             work=work,
@@ -144,9 +146,18 @@ class SparseTaskArithmetic(Operator):
         return None if any(present) else -1
 
 
-def _made_up(sparsifier: Sparsifier) -> float:
-    """Return what makes up for a share that is dropped; elements with probabilities of their own have their own."""
-    return 1.0 if isinstance(sparsifier, ByRank) else 1 / sparsifier.density
+def _made_up(sparsifier: Sparsifier, work: str) -> float:
+    """Return what makes up for a share that is dropped; 1 where each element has a probability of its own."""
+    if isinstance(sparsifier, ByRank):
+        return 1.0
+    (factor,) = rounded((1 / sparsifier.density,), work)
+    if not math.isfinite(factor):
+        raise OperatorError(
+            f"density {sparsifier.density:g} is too small to divide by: {work} cannot hold the quotient",
+            hint='set a larger `density`, or `rescale = "l1"` or `false`',
+            density=sparsifier.density,
+        )
+    return factor
 
 
 def _dropping(prepared: Prepared, facts: TensorFacts) -> list[tuple[int, Sparsifier]]:

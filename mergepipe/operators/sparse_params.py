@@ -89,7 +89,7 @@ def signature(
                 default=rescale,
                 doc=(
                     "What makes up for dropped elements: `l1` keeps the sum of magnitudes, `density` divides by the "
-                    "share that is kept."
+                    "share that is kept (in della by each element's own keep probability)."
                 ),
             ),
             _LAMBDA,

@@ -191,7 +191,8 @@ class Counter:
             self._holder[0] = 0  # the place of pattern 0, and of no other
         differs = self._holder.take(places) != bits
         if differs.any():
-            self._add_new(bits[differs], places[differs])
+            new = np.flatnonzero(differs)
+            self._add_new(bits[new], places[new])
         self._counts += np.bincount(places, minlength=DIGITS)
         self._used = int(np.count_nonzero(self._counts))
 
@@ -200,9 +201,10 @@ class Counter:
         assert self._holder is not None
         free = (self._holder[places] == 0) & (places != 0)
         self._holder[places[free]] = bits[free]
-        others = bits[self._holder[places] != bits]
-        self._counts -= np.bincount(_places(others), minlength=DIGITS)
-        self._add_others(others)
+        left = np.flatnonzero(self._holder[places] != bits)
+        if left.size:
+            np.subtract.at(self._counts, places[left], 1)
+            self._add_others(bits[left])
 
     def _add_others(self, bits: Array) -> None:
         found, counts = np.unique(bits, return_counts=True)

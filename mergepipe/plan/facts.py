@@ -19,6 +19,6 @@ def tensor_facts(tensor: TensorPlan, geometry: Geometry) -> TensorFacts:
         elements=elements,
         rows=elements // row_elements if row_elements else 0,
         row_elements=row_elements,
-        columns=math.prod(shape[1:]) if len(shape) > 1 and elements else elements,
+        columns=math.prod(shape[1:]) if len(shape) > 1 and elements else 1,
         blocks=tensor.merged_blocks(geometry),
     )

@@ -27,7 +27,7 @@ from mergepipe.lockfile.assemble import (
 from mergepipe.lockfile.reader import parse_lock
 from mergepipe.lockfile.records import LockedOutput
 from mergepipe.plan.values import OutputPlan
-from mergepipe.project.facts import KnownOutput, changed_facts, current_facts, encode_files, known_output
+from mergepipe.project.facts import Facts, KnownOutput, changed_facts, current_facts, encode_files, known_output
 from mergepipe.project.reports import EXACT, OutputReport
 from mergepipe.project.stages import Plans, record_place, tokenizer_of
 from mergepipe.publish.directory import recheck, touched_files
@@ -44,8 +44,8 @@ class Prepared:
         Its directory; of one that is not published, the place of its record.
     known
         What was built before.
-    current
-        Whether its content is what was built before, whatever became of its directory.
+    content_known
+        Whether its tensors are what was built before, whatever became of its directory and its side files.
     reasons
         Why a build must make it anew; none if it is what it should be.
     only_touched
@@ -57,7 +57,7 @@ class Prepared:
     side_files: tuple[SideFile, ...]
     target: Path
     known: KnownOutput | None
-    current: bool
+    content_known: bool
     reasons: tuple[str, ...]
     only_touched: bool
     forced: bool = False
@@ -109,7 +109,8 @@ def _prepare(
     declared = declared_output(plan, tokenizer_of(plan), index)
     target = record_place(plans.mergefile, plan.output)
     known = known_output(catalog, target)
-    reasons = _reasons(plan, declared, files, known, plans, index)
+    facts = current_facts(plan, declared, files, index) if known is not None else None
+    reasons = _reasons(plan, known, facts, plans, index)
     touched = _touched(target, known) if known is not None and not reasons and plan.output.publish else ()
     return Prepared(
         plan=plan,
@@ -117,19 +118,14 @@ def _prepare(
         side_files=files,
         target=target,
         known=known,
-        current=not reasons,
+        content_known=known is not None and facts is not None and facts.same_content(known.record.facts),
         reasons=reasons or touched,
         only_touched=bool(touched),
     )
 
 
 def _reasons(
-    plan: OutputPlan,
-    declared: LockedOutput,
-    files: tuple[SideFile, ...],
-    known: KnownOutput | None,
-    plans: Plans,
-    index: SourceIndex,
+    plan: OutputPlan, known: KnownOutput | None, facts: Facts | None, plans: Plans, index: SourceIndex
 ) -> tuple[str, ...]:
     if known is None:
         return ("it was not built here before",)
@@ -141,7 +137,6 @@ def _reasons(
             else f"source `{source}` changed on disk, or was not read before"
             for source in cold
         )
-    facts = current_facts(plan, declared, files, index)
     if facts is not None and facts.key() != known.key:
         return changed_facts(known.record.facts, facts) or ("its recipe changed",)
     return ()

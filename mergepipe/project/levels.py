@@ -46,7 +46,7 @@ class StageContent:
 
 def recorded_content(prepared: Prepared) -> StageContent | None:
     """Return the content of an output from the record of the build that made it, None where that is another one."""
-    if prepared.known is None or not prepared.current:
+    if prepared.known is None or not prepared.content_known:
         return None
     record = prepared.known.record
     locked = parse_lock(record.lock, prepared.target).outputs[0]
@@ -58,7 +58,7 @@ def recorded_content(prepared: Prepared) -> StageContent | None:
 
 
 def introduce(prepared: Prepared, plans: Plans, index: SourceIndex) -> StageContent | None:
-    """Tell the index the content of a stage that is what it should be, and return it; its files are not looked at."""
+    """Tell the index the content of a stage if an earlier build made it, and return it; its files are not looked at."""
     content = recorded_content(prepared) if prepared.name in plans.stages else None
     if content is not None:
         index.add_known(prepared.name, plans.stages[prepared.name].checkpoint, content.digests, content.blocks)
@@ -225,9 +225,7 @@ class LevelBuilder:
         path = Path(str(error.facts.get("path")))
         pack = path.stem
         stages = [
-            name
-            for name, content in self._contents.items()
-            if pack in content.packs and path == self._packs.path(pack)
+            name for name, content in self._contents.items() if pack in content.packs and path == self._packs.path(pack)
         ]
         self._failures[pack] = self._failures.get(pack, 0) + 1
         if not stages or self._failures[pack] > _ATTEMPTS:

@@ -27,9 +27,7 @@ def next_lock(
     kept = [o for o in (old.outputs if old else ()) if o.name in mergefile.outputs and o.name not in built]
     entries = [*built.values(), *kept]
     fresh = {name for output in built.values() for name in output.sources if name in mergefile.sources}
-    sources = [
-        locked_source(mergefile.sources[name], checkpoints[name], index.digest(name)) for name in sorted(fresh)
-    ]
+    sources = [locked_source(mergefile.sources[name], checkpoints[name], index.digest(name)) for name in sorted(fresh)]
     used = {name for output in kept for name in output.sources} - fresh
     sources += [source for source in (old.sources if old else ()) if source.name in used]
     return Lockfile(geometry=geometry, sources=tuple(sources), outputs=tuple(entries))

@@ -87,9 +87,7 @@ def check_names(prepared: Prepared, *, force: bool) -> Prepared:
     return replace(prepared, reasons=(*prepared.reasons, f"replacing {', '.join(taken)}"), forced=True)
 
 
-def publish(
-    ready: Ready, plans: Plans, index: SourceIndex, catalog: Catalog, packs: PackStore, *, force: bool
-) -> None:
+def publish(ready: Ready, plans: Plans, index: SourceIndex, catalog: Catalog, packs: PackStore, *, force: bool) -> None:
     """Put a finished output into its directory, if it is published, and on record; an unchanged one is left alone.
 
     Raises

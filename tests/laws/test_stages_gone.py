@@ -69,6 +69,27 @@ def test_a_pruned_stage_comes_back_for_another_weight_of_final(project):
     project.check("final")
 
 
+def test_a_pruned_stage_comes_back_where_a_touched_source_makes_final_look_at_it(project):
+    """Only when the touched source was hashed is it known that nothing changed: until then the stage is needed."""
+    project.open().cache_prune(max_bytes=0)
+    project.build()  # links went: published files are hashed once
+    project.source_file("e3").touch()
+    reports = project.build().outputs
+    assert {report.state for report in reports.values()} == {"unchanged"}
+    assert len(packs(project)) == 2
+    project.check("final")
+
+
+def test_a_touched_source_leaves_a_pruned_stage_alone_where_final_is_still_cached(project):
+    drop_pack_of_stage(project)
+    project.source_file("e3").touch()
+    reports = project.build().outputs
+    assert {report.state for report in reports.values()} == {"unchanged"}
+    assert counts(reports["stage"]) == (0, 0, 0, 0)
+    assert counts(reports["final"]) == (0, 0, 0, 4 * ELEMENTS)
+    assert len(packs(project)) == 1
+
+
 def test_a_chain_of_pruned_stages_comes_back(tmp_path):
     project = declare(tmp_path, publish=False, order=("stage",))
     project.set_output("middle", merged("stage", base="e3", publish=False))

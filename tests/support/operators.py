@@ -33,7 +33,7 @@ def facts_of(shape: tuple[int, ...], block_elements: int = 1 << 18) -> TensorFac
         elements=elements,
         rows=elements // row if row else 0,
         row_elements=row,
-        columns=elements // shape[0] if len(shape) > 1 and elements else elements,
+        columns=elements // shape[0] if len(shape) > 1 and elements else 1,
         blocks=-(-rows // per_block),
     )
 

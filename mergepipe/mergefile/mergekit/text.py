@@ -114,10 +114,11 @@ def _params(key: str, params: Params, operator: str, signature: OperatorSignatur
     yield f"[{key}]"
     specs = signature.all_params()
     for name, value in params.items():
-        parameter = METHODS[operator].parameter(name)
-        theirs = None if parameter is None or parameter.default is None else our_value(name, parameter.default)
-        ours = specs[name].default
-        comment = f"  # mergekit's default; mergepipe's is {_value(ours)}" if value == theirs != ours != None else ""  # noqa: E711
+        parameter, ours = METHODS[operator].parameter(name), specs[name].default
+        default = None if parameter is None or parameter.default is None else our_value(name, parameter.default)
+        comment = ""
+        if ours is not None and value == default and value != ours:
+            comment = f"  # mergekit's default; mergepipe's is {_value(ours)}"
         yield f"{toml_key(name)} = {_value(value)}{comment}"
 
 
@@ -171,7 +172,7 @@ def _inline(table: Mapping[str, ParamValue | Params]) -> str:
     return "{ " + ", ".join(f"{toml_key(name)} = {shown(value)}" for name, value in table.items()) + " }"
 
 
-def _value(value: ParamValue | None) -> str:
+def _value(value: ParamValue) -> str:
     if isinstance(value, tuple):
         return _list(value)
     if isinstance(value, bool):

@@ -9,14 +9,11 @@ from collections.abc import Mapping
 
 # Start of the case's id -> what it waits for.
 WAITING: Mapping[str, str] = {
-    "B09": "slerp",
-    "B11": "ties",
     "B13": "dare",
 }
 
 # Single runs of cases that must pass otherwise: (start of the id, number of the run) -> what it waits for.
 WAITING_RUNS: Mapping[tuple[str, int], str] = {
-    ("B14", 2): "ties",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from mergepipe.mergefile.mergekit.references import Place
     from mergepipe.mergefile.schema import Output
 
-# As if every operator ran: what is imported does not depend on what a release can build.
-SIGNATURES = {name: replace(signature, available=True) for name, signature in signatures().items()}
+SIGNATURES = signatures()
 SOURCE = Path("recipes/recipe.yml")
 TARGET = Path("/project/Mergefile.toml")
 

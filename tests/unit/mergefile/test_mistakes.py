@@ -145,7 +145,7 @@ def test_a_source_is_a_table_not_a_path():
             '[outputs.m]\noperator = "zzz"@\nexperts = ["math"]',
             "outputs.m.operator",
             "unknown operator `zzz`",
-            "this release runs `linear`, `task_arithmetic` and `passthrough`",
+            "the operators are `linear`, `task_arithmetic`, `passthrough`, `ties`, ",
         ),
         (
             '[outputs.m]\noperator = "dare-ties"@\nbase = "base"\nexperts = ["math"]',
@@ -318,7 +318,7 @@ def test_experts(body, key_path, what, hint):
         (
             PARAMS + "normalise = true@",
             "outputs.m.params.normalise",
-            "unknown parameter of `linear`; expected `normalize` or `weight`",
+            "unknown parameter of `linear`; expected `weight` or `normalize`",
             "`normalize`",
         ),
         (PARAMS + "normalize = 1@", "outputs.m.params.normalize", "invalid value; expected true or false, got 1", None),

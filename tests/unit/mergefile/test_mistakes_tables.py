@@ -97,7 +97,7 @@ LAYERS = 'layers such as "8..16" (8 to 15: the end is not included)'
         (
             RULE + 'match = "a"\n[[outputs.m.rules]]\nmatch = "b"\nparams.wieght = 1@',
             "outputs.m.rules[1].params.wieght",
-            "unknown parameter of `linear`; expected `normalize` or `weight`",
+            "unknown parameter of `linear`; expected `weight` or `normalize`",
             "`weight`",
         ),
     ],

@@ -7,6 +7,7 @@ from unit.mergefile.helpers import DESIGN_EXAMPLE, PATH, SOURCES, line_of, only_
 from unit.mergefile.signatures import SIGNATURES
 
 from mergepipe.mergefile.checks import references
+from mergepipe.mergefile.parse import _load_none as load_none
 from mergepipe.mergefile.parse import _read, load_mergefile
 from mergepipe.mergefile.schema import Budget, CustomOperator, ExpertRef, Output, Rule, Slice, Source, Write
 
@@ -15,7 +16,7 @@ LINEAR = '[outputs.m]\noperator = "linear"\nexperts = ["math", "code"]\n'
 
 def understood(text):
     """Return the values of a text, whatever is wrong with it."""
-    return _read(text, PATH, SIGNATURES)[0]
+    return _read(text, PATH, SIGNATURES, load_none)[0]
 
 
 def test_the_smallest_mergefile_has_all_the_defaults():

@@ -165,7 +165,7 @@ def test_parameters_of_the_output_may_be_those_of_any_of_its_operators():
         f'{STACK}params.lamda = 1@\nslices = [{{ source = "math", layers = "0..2" }}, {{ source = "math",'
         ' base = "base", layers = "0..2", operator = "task_arithmetic" }]\n',
         "outputs.m.params.lamda",
-        "unknown parameter of `passthrough`; expected `scale`, `normalize`, `lambda` or `weight`",
+        "unknown parameter of `passthrough`; expected `scale`, `weight`, `normalize` or `lambda`",
         "did you mean `lambda`?",
     )
 

@@ -1,23 +1,19 @@
-"""The table of operators: what runs, what can only be declared, and what every one of them must say of itself."""
+"""The table of operators, and what every one of them must say of itself."""
 
 import pytest
 
 from mergepipe.errors import InternalError
+from mergepipe.operators.contract import Operator
 from mergepipe.operators.registry import operator, operators, signatures
 from mergepipe.signatures import COMMON_PARAMS
 
 
 def test_every_operator_is_found_under_the_name_in_its_signature():
     assert {name: op.signature.name for name, op in operators().items()} == {name: name for name in operators()}
-    assert set(operators()) == {name for name, signature in signatures().items() if signature.available}
+    assert signatures() == {name: op.signature for name, op in operators().items()}
 
 
-def test_what_cannot_run_yet_can_be_declared_and_is_not_available():
-    waiting = set(signatures()) - set(operators())
-    assert not any(signatures()[name].available for name in waiting)
-
-
-def test_an_operator_that_cannot_run_never_reaches_the_planner():
+def test_an_operator_that_there_is_not_is_an_error_of_the_program():
     with pytest.raises(InternalError, match="`unknown`"):
         operator("unknown")
 
@@ -38,9 +34,13 @@ def test_an_operator_that_runs_has_a_version_and_a_docstring(name):
 
 
 @pytest.mark.parametrize("name", sorted(operators()))
-def test_an_operator_without_a_reduction_says_so(name):
-    if not operators()[name].reduces:
-        with pytest.raises(NotImplementedError):
-            operators()[name].partial(None, None)
-        with pytest.raises(NotImplementedError):
-            operators()[name].reduce((), None)
+def test_an_operator_that_may_reduce_has_a_reduction(name):
+    kind = type(operators()[name])
+    assert (kind.reduces is not Operator.reduces) == (kind.reduce is not Operator.reduce)
+
+
+def test_an_operator_without_a_reduction_says_so():
+    linear = operators()["linear"]
+    assert not linear.reduces(None, None)
+    with pytest.raises(NotImplementedError, match="linear has no reduction"):
+        linear.reduce(None, None, ())

@@ -1,48 +1,60 @@
-"""The operators of later releases: complete signatures, so that Mergefiles that use them are checked in full."""
+"""The signatures of the operators: complete, in range, and with the inputs and defaults of the methods."""
 
 import subprocess
 import sys
 
 import pytest
-from unit.mergefile.helpers import SOURCES, problems
+from unit.mergefile.helpers import SOURCES, parse
 
-from mergepipe.operators.upcoming import UPCOMING
+from mergepipe.operators.registry import signatures
 from mergepipe.signatures import BasePolicy, ParamKind, Scope
 
-BY_NAME = {signature.name: signature for signature in UPCOMING}
+BY_NAME = signatures()
+EACH = pytest.mark.parametrize("signature", BY_NAME.values(), ids=BY_NAME)
 
 
-def test_all_methods_of_the_family_are_there_once_and_none_is_available():
-    names = [
-        "slerp",
-        "nuslerp",
-        "multislerp",
-        "karcher",
-        "ties",
-        "dare_linear",
-        "dare_ties",
-        "della",
-        "della_linear",
-        "breadcrumbs",
-        "breadcrumbs_ties",
-        "sce",
-        "model_stock",
-        "nearswap",
-        "arcee_fusion",
-        "ram",
-        "ramplus_tl",
-    ]
-    assert sorted(signature.name for signature in UPCOMING) == sorted(names)
-    assert not any(signature.available for signature in UPCOMING)
-    assert all(signature.summary.endswith(".") for signature in UPCOMING)
+def test_all_methods_of_the_family_are_there():
+    assert sorted(BY_NAME) == sorted(
+        [
+            "linear",
+            "task_arithmetic",
+            "passthrough",
+            "slerp",
+            "nuslerp",
+            "multislerp",
+            "karcher",
+            "ties",
+            "dare_linear",
+            "dare_ties",
+            "della",
+            "della_linear",
+            "breadcrumbs",
+            "breadcrumbs_ties",
+            "sce",
+            "model_stock",
+            "nearswap",
+            "arcee_fusion",
+            "ram",
+            "ramplus_tl",
+        ]
+    )
 
 
-@pytest.mark.parametrize("signature", UPCOMING, ids=lambda signature: signature.name)
+@EACH
+def test_a_summary_is_one_line_in_the_style_of_the_others(signature):
+    assert signature.summary
+    assert "\n" not in signature.summary
+    assert not signature.summary.endswith(".")
+    assert not signature.summary[0].isupper()
+
+
+@EACH
 def test_every_parameter_is_documented_and_its_default_is_in_range(signature):
     names = [spec.name for spec in signature.params]
     assert len(set(names)) == len(names)
     for spec in signature.params:
         assert spec.doc.endswith(".")
+        assert "|" not in spec.doc
         assert spec.gradient == (spec.kind is ParamKind.REAL)
         if spec.kind is ParamKind.REAL and spec.default is not None:
             assert type(spec.default) is float
@@ -57,6 +69,9 @@ def defaults(name):
 
 
 def test_defaults_are_those_of_the_methods():
+    assert defaults("linear") == {"weight": 1.0, "normalize": True}
+    assert defaults("task_arithmetic") == {"weight": 1.0, "normalize": False, "lambda": 1.0}
+    assert defaults("passthrough") == {"scale": 1.0}
     assert defaults("ties") == {"normalize": True, "rescale": False, "lambda": 1.0, "weight": 1.0, "density": 1.0}
     for name in ("dare_linear", "dare_ties"):
         assert defaults(name)["rescale"] == "density"
@@ -76,37 +91,28 @@ def test_defaults_are_those_of_the_methods():
 
 def test_inputs_are_those_of_the_methods():
     optional = {name for name, signature in BY_NAME.items() if signature.base is BasePolicy.OPTIONAL}
-    assert optional == {"nuslerp", "multislerp", "karcher"}
+    assert optional == {"linear", "passthrough", "nuslerp", "multislerp", "karcher"}
     counts = {
         name: (signature.min_experts, signature.max_experts)
         for name, signature in BY_NAME.items()
         if (signature.min_experts, signature.max_experts) != (1, None)
     }
+    signs = {"ties", "dare_ties", "della", "breadcrumbs_ties"}
+    assert {name: counts.pop(name) for name in signs} == dict.fromkeys(signs, (1, 90))
     assert counts == {
-        "slerp": (1, 2),
+        "passthrough": (1, 1),
+        "slerp": (1, 2),  # the base may be listed beside the other
+        "nearswap": (1, 2),
+        "arcee_fusion": (1, 2),
         "nuslerp": (2, 2),
         "model_stock": (2, None),
-        "nearswap": (1, 1),
-        "arcee_fusion": (1, 1),
+        "sce": (1, 64),
     }
 
 
 def test_random_methods_have_a_seed_and_only_these():
     seeded = {name for name in BY_NAME if "seed" in defaults(name)}
     assert seeded == {"dare_linear", "dare_ties", "della", "della_linear"}
-
-
-@pytest.mark.parametrize("signature", UPCOMING, ids=lambda signature: signature.name)
-def test_a_mergefile_with_all_parameters_of_one_has_a_single_problem(signature):
-    body = f'{SOURCES}[outputs.m]\noperator = "{signature.name}"\nbase = "base"\n'
-    body += 'experts = ["math", "code"]\n' if signature.max_experts != 1 else 'experts = ["math"]\n'
-    body += "[outputs.m.params]\n"
-    for spec in signature.params:
-        value = 0.5 if spec.default is None else spec.default
-        text = str(value).lower() if not isinstance(value, str) else f'"{value}"'
-        body += f"{spec.name} = {text}\n"
-    (error,) = problems(body)
-    assert error.message == f"Mergefile.toml:9: outputs.m.operator: `{signature.name}` is not supported yet"
 
 
 def test_per_expert_parameters_are_those_of_the_table():
@@ -121,12 +127,24 @@ def test_per_expert_parameters_are_those_of_the_table():
     assert all(not per_expert[name] for name in ("slerp", "karcher", "sce", "model_stock", "ram", "ramplus_tl"))
 
 
+@EACH
+def test_a_mergefile_with_all_parameters_of_one_is_right(signature):
+    body = f'{SOURCES}[outputs.m]\noperator = "{signature.name}"\nbase = "base"\n'
+    body += 'experts = ["math", "code"]\n' if signature.max_experts != 1 else 'experts = ["math"]\n'
+    body += "[outputs.m.params]\n"
+    given = {spec.name: 0.5 if spec.default is None else spec.default for spec in signature.params}
+    for name, value in given.items():
+        body += f"{name} = {str(value).lower() if not isinstance(value, str) else repr(value)}\n"
+    assert parse(body).outputs["m"].params == given
+
+
 def test_parsing_imports_no_array_library():
     script = (
         "import sys, pathlib\n"
         "from mergepipe.mergefile.parse import parse_mergefile\n"
         "from mergepipe.mergefile import resolve, template\n"
-        "import mergepipe.operators.upcoming\n"
+        "from mergepipe.operators.registry import operators\n"
+        "operators()\n"
         "heavy = {'numpy', 'torch', 'networkx', 'rich', 'ml_dtypes', 'tomlkit'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
