@@ -9,7 +9,7 @@ PYTEST_FLAGS ?= -n auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint types bench clean
+.PHONY: help demo test test-slow lint types reference bench clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 17
@@ -28,6 +28,10 @@ lint: $(VENV)/installed-dev  ## Check the style with ruff
 
 types: $(VENV)/installed-dev  ## Check the types with mypy
 	$(RUN) mypy
+
+reference: $(VENV)/installed  ## Write docs/reference/operators.md from the operators
+	$(RUN) mergepipe.operators.reference >docs/reference/operators.md.new
+	mv docs/reference/operators.md.new docs/reference/operators.md
 
 bench: $(VENV)/installed-dev  ## Measure, and say what on
 	$(RUN) benchmarks

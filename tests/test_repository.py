@@ -19,7 +19,7 @@ import mergepipe
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-TARGETS = ("demo", "test", "test-slow", "lint", "types", "bench", "clean")
+TARGETS = ("demo", "test", "test-slow", "lint", "types", "reference", "bench", "clean")
 
 
 def text_of(name: str) -> str:

@@ -25,18 +25,15 @@ def evaluate(inputs: Inputs) -> Exact:
 def by_design(inputs: Inputs) -> bool:
     """Return whether our definition differs from mergekit's for this tensor.
 
-    slerp with a vector of length zero: a chord here, an arc of a right angle there. nuslerp down the columns of a
-    single row: one vector here, vectors of one element there. breadcrumbs where density times elements is below 1: one
-    element is kept here, none there.
+    slerp with a vector of length zero: a chord here, an arc of a right angle there. breadcrumbs where density times
+    elements is below 1: one element is kept here, none there.
     """
     if inputs.method.startswith("breadcrumbs"):
         size = inputs.experts[0].size if inputs.experts else 1
         return any(int(density * size) == 0 for density in inputs.column("density", 1.0))
-    if inputs.method == "slerp":
-        return any(np.linalg.norm(np.asarray(x, np.float64)) <= 1e-8 for x in (inputs.base, inputs.experts[0]))
-    down = inputs.params.get("nuslerp_row_wise", False) and not inputs.params.get("nuslerp_flatten", True)
-    shape = inputs.experts[0].shape
-    return inputs.method == "nuslerp" and down and len(shape) > 1 and inputs.experts[0].size == shape[-1]
+    if inputs.method != "slerp":
+        return False
+    return any(np.linalg.norm(np.asarray(x, np.float64)) <= 1e-8 for x in (inputs.base, inputs.experts[0]))
 
 
 _METHODS: Mapping[str, Callable[[Inputs], Exact]] = {

@@ -85,6 +85,10 @@ _TIES = """
   machine. Outside the tied elements nothing differs by this, and {counts:,} tensors for which kept elements could
   be counted have {other_counts:,} different counts.
 """
+_DIVISORS = """
+- *By design.* Where the agreeing weights of both signs cancel to within 1e-6 of their magnitudes, mergepipe divides by
+  1; mergekit does so only where the sum is exactly zero, and divides by what is left of it elsewhere.
+"""
 _ANGLES = """
 - *Rounding.* Norms and inner products are float32 sums in mergekit and float64 here, so the coefficients of the
   inputs differ by their last bits. Ours is at most {ours_off:g} units off the exact value, mergekit's
@@ -111,14 +115,12 @@ DIFFERENCES = {
   moves the result by thousands of units, on both sides. There the units above say more about the formula than about
   either side.
 - *Choice.* Where cosines are within 1e-6 of 1, mergekit's float32 decides between arc and chord by the last bit.
-- *By design.* Down the columns of a tensor of a single row, vectors have one element in mergekit; mergepipe takes
-  the row as one vector, as it does with a 1-D tensor. {deliberate:,} elements.
 """,
     "multislerp": _ANGLES
     + """
-- *Rounding, mergekit's side.* Where deltas are small beside the weights, the tangent vectors are differences of
-  nearly equal unit vectors, which float32 has lost most digits of. mergepipe expresses the result in the inputs,
-  with coefficients from float64 inner products, and stays within {ours_off:g} units.
+- *mergekit's rounding.* Its last step turns the mean direction by a sum of tangent vectors. That sum is zero whatever
+  the inputs, as the mean is the sum of the same vectors; what float32 leaves of it is rounding, and is added. It is
+  largest where weights nearly cancel or vectors are nearly parallel.
 """,
     "karcher": _ANGLES
     + """
@@ -130,7 +132,7 @@ DIFFERENCES = {
 """,
     "passthrough": "- None.",
     "task_arithmetic": _TAIL,
-    "ties": _TIES + _RESCALE.lstrip("\n") + _TAIL.lstrip("\n"),
+    "ties": _TIES + _RESCALE.lstrip("\n") + _TAIL.lstrip("\n") + _DIVISORS.lstrip("\n"),
     "dare_linear": _RESCALE
     + _TAIL.lstrip("\n")
     + """

@@ -25,7 +25,7 @@ from mergepipe.operators.registry import operators
 
 FIXTURES = Path(__file__).resolve().parents[2] / "tests" / "parity" / "fixtures"
 _MINI = {"f32": "mini-f32", "bf16": "mini-bf16", "grid": "mini-grid"}
-_MOST = 12
+_MOST = 9
 
 
 def write_fixtures(runner: Runner, methods: list[str]) -> None:

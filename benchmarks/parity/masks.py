@@ -22,11 +22,18 @@ class Group:
     kept: int = 0
     expected: float = 0.0
     variance: float = 0.0
+    moment: float = 0.0
+    moment_variance: float = 0.0
 
     @property
     def deviation(self) -> float:
         """Return how many standard deviations the kept count is from its mean."""
         return (self.kept - self.expected) / math.sqrt(self.variance) if self.variance else 0.0
+
+    @property
+    def mean_deviation(self) -> float:
+        """Return how many standard deviations the sum of kept deltas is from its mean."""
+        return self.moment / math.sqrt(self.moment_variance) if self.moment_variance else 0.0
 
 
 @dataclass(slots=True)
@@ -43,6 +50,8 @@ class MaskCount:
             mine.kept += group.kept
             mine.expected += group.expected
             mine.variance += group.variance
+            mine.moment += group.moment
+            mine.moment_variance += group.moment_variance
 
 
 def _alone(magnitudes: np.ndarray) -> np.ndarray:
@@ -60,20 +69,30 @@ def count_masks(masks: Arrays, probabilities: Arrays, case: Case, sources: Mappi
     """Count where mergekit drew (its probabilities were recorded), the delta is not zero and its rank is certain."""
     found = MaskCount()
     experts = [source for source, _ in case.experts if source != "base"]
+    ranked = case.method.startswith("della")
     for key, chances in probabilities.items():
         name, _, number = key.partition("|")
         base, expert = (sources[source][name].astype(np.float32) for source in ("base", experts[int(number)]))
-        there = (base != expert).reshape(-1)
-        if case.method.startswith("della"):
-            there &= _alone(np.abs(expert - base)).reshape(-1)
-        chance, kept = chances.reshape(-1)[there].astype(np.float64), masks[key].reshape(-1)[there] != 0
+        delta = (expert - base).astype(np.float64)
+        there = (delta != 0) & _alone(np.abs(delta)) if ranked else delta != 0
+        chance, kept = chances.reshape(delta.shape)[there].astype(np.float64), masks[key][there] != 0
         low, high = float(chances.min()), float(chances.max())
         place = np.zeros(chance.shape, np.int64)
-        if case.method.startswith("della") and high > low:
+        if ranked and high > low:
             place = np.minimum((GROUPS * (chance - low) / (high - low)).astype(np.int64), GROUPS - 1)
         for group in range(GROUPS):
             inside = place == group
-            p = chance[inside]
-            found.add(MaskCount({group: Group(len(p), int(kept[inside].sum()), float(p.sum()),
-                                              float((p * (1 - p)).sum()))}))  # fmt: skip
+            found.add(MaskCount({group: _group(chance[inside], kept[inside], delta[there][inside])}))
     return found
+
+
+def _group(chance: np.ndarray, kept: np.ndarray, delta: np.ndarray) -> Group:
+    variance = chance * (1 - chance)
+    return Group(
+        elements=len(chance),
+        kept=int(kept.sum()),
+        expected=float(chance.sum()),
+        variance=float(variance.sum()),
+        moment=float((delta * (kept - chance)).sum()),
+        moment_variance=float((delta**2 * variance).sum()),
+    )

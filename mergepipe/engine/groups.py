@@ -68,11 +68,27 @@ class GroupMaker:
         return Group(works=tuple(works), inputs=inputs, adapters=adapters)
 
     def groups(self, pending: Iterable[tuple[OutputPlan, TensorPlan]]) -> list[Group]:
-        """Return the groups of all pending tensors: one per name, in the order of first appearance."""
-        members: dict[str, list[TensorWork]] = {}
+        """Return the groups of all pending tensors, in the order of first appearance.
+
+        Tensors of one name are a group, whatever their outputs, for they have inputs in common. So does a tensor of
+        another name whose inputs are all read by a group already: a layer that a stack takes a second time.
+        """
+        members: list[list[TensorWork]] = []
+        by_name: dict[str, int] = {}
+        by_input: dict[InputKey, int] = {}
         for plan, tensor in pending:
-            members.setdefault(tensor.name, []).append(self.work(plan, tensor))
-        return [self.group(works) for works in members.values()]
+            work = self.work(plan, tensor)
+            keys = [key for key in work.inputs if key is not None]
+            readers = {by_input.get(key, -1) for key in keys}
+            number = readers.pop() if len(readers) == 1 else -1
+            if number < 0:
+                number = by_name.setdefault(tensor.name, len(members))
+            if number == len(members):
+                members.append([])
+            members[number].append(work)
+            for key in keys:
+                by_input.setdefault(key, number)
+        return [self.group(works) for works in members]
 
     def hashing(self, sources: Iterable[str], covered: Iterable[Group]) -> list[Group]:
         """Return groups that only hash: the cold tensors of these sources that no other group reads."""

@@ -10,8 +10,7 @@ passthrough        scale x                                             one produ
 =================  ==================================================  =========================================
 
 Sources: model soups (Wortsman et al. 2022) for linear, Ilharco et al. 2023, equation 2, for task_arithmetic.
-Differences from mergekit 0.1.5 (``dtype: float32``): its linear fuses multiply and add on the CPU; both of its
-methods divide by a sum of weights that is zero, where ours stop with an error.
+Differences from mergekit 0.1.5 (``dtype: float32``) stand in the `reference` of each.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import ClassVar
 
 from mergepipe.operators.contract import Array, BlockInputs, Operator, Prepared, Reduction, TensorParams
 from mergepipe.operators.numerics import normaliser, rounded, weighted_sum
-from mergepipe.signatures import BasePolicy, OperatorSignature, ParamKind, ParamSpec, Scope
+from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec, Scope
 
 WEIGHT = ParamSpec(
     name="weight",
@@ -29,6 +28,12 @@ WEIGHT = ParamSpec(
     default=1.0,
     gradient=True,
     doc="The expert's weight; an expert of weight 0 is not read.",
+)
+
+_LOCAL = "A changed block is computed again, and no other."
+_CANCEL = (
+    "Where normalize is true, weights that sum to zero (within 1e-6 of the sum of their magnitudes) are an error, "
+    "before any checkpoint's weights are read."
 )
 
 
@@ -45,8 +50,24 @@ class Linear(Operator):
                 name="normalize",
                 kind=ParamKind.FLAG,
                 default=True,
-                doc="Divide by the sum of the weights.",
+                doc="Whether to divide by the sum of the weights.",
             ),
+        ),
+    )
+    reference: ClassVar = OperatorReference(
+        formula=("y = sum(w_i x_i) / sum(w_i), without the divisor where normalize is false",),
+        source="Wortsman et al. 2022, Model soups",
+        locality=_LOCAL,
+        edge_cases=(
+            "The base takes part only where it is listed among the experts, like any other checkpoint.",
+            _CANCEL,
+            "A single expert of weight 1 is copied, bit for bit.",
+            "Where every weight is 0 and normalize is false, the result is zero.",
+        ),
+        differences=(
+            "mergekit fuses multiplication and addition on the CPU: results differ by last bits.",
+            "mergekit divides by a sum of weights that is zero, and gives infinities or NaN.",
+            "mergekit makes a base that is not listed one more checkpoint of the average.",
         ),
     )
     version: ClassVar = 1
@@ -85,16 +106,30 @@ class TaskArithmetic(Operator):
                 name="normalize",
                 kind=ParamKind.FLAG,
                 default=False,
-                doc="Divide the sum of task vectors by the sum of the weights.",
+                doc="Whether to divide the sum of task vectors by the sum of the weights.",
             ),
             ParamSpec(
                 name="lambda",
                 kind=ParamKind.REAL,
                 default=1.0,
                 gradient=True,
-                doc="Scales the sum of task vectors.",
+                doc="The factor of the sum of task vectors.",
             ),
         ),
+    )
+    reference: ClassVar = OperatorReference(
+        formula=(
+            "delta_i = x_i - base",
+            "y = base + lambda sum(w_i delta_i), divided by sum(w_i) where normalize is true",
+        ),
+        source="Ilharco et al. 2023, Editing Models with Task Arithmetic, equation 2",
+        locality=_LOCAL,
+        edge_cases=(
+            "The base among the experts is a delta of zero: it adds nothing and counts in no divisor.",
+            _CANCEL,
+            "lambda 0, or a weight of 0 for every expert, gives the base, bit for bit; the experts are not read.",
+        ),
+        differences=("mergekit takes a sum of weights below 1e-8 in magnitude as 1 while normalising.",),
     )
     version: ClassVar = 1
     uses_base: ClassVar = True
@@ -143,8 +178,17 @@ class Passthrough(Operator):
                 scope=Scope.EXPERT,
                 default=1.0,
                 gradient=True,
-                doc="Multiplies the tensor; 1 copies its bytes.",
+                doc="The factor of the tensor; 1 copies its bytes.",
             ),
+        ),
+    )
+    reference: ClassVar = OperatorReference(
+        formula=("y = scale x",),
+        source="mergekit",
+        locality=_LOCAL,
+        edge_cases=(
+            "scale 1 copies the tensor, bit for bit (where the output has its dtype).",
+            "scale 0 gives zeros; the expert is not read.",
         ),
     )
     version: ClassVar = 1

@@ -62,7 +62,7 @@ class ArceeFusion(Operator):
 
     signature: ClassVar = OperatorSignature(
         name="arcee_fusion",
-        summary="Take the expert's elements whose change is important.",
+        summary="take the expert's elements whose change is important",
         base=BasePolicy.REQUIRED,
         max_experts=2,  # the base may be listed too
         params=(),
@@ -76,14 +76,16 @@ class ArceeFusion(Operator):
         ),
         source="Arcee Fusion, as published in mergekit",
         locality=(
-            "a changed block is measured again; the other blocks of the tensor are computed again only where the "
-            "threshold came out different"
+            "A changed block is measured again; the other blocks of the tensor are computed again only where the "
+            "threshold came out different."
         ),
+        passes=(2, 4),
         statistics="per block: the divergence of each row, and a table of the importances (the exact quantiles)",
         edge_cases=(
             "In a tensor of one row the importance is |x - base|: a common factor chooses nothing.",
             "Where three quarters of the elements do not differ the threshold is 0, and every element is taken.",
-            "NaN in an element passes through; of the rest of its row nothing is taken (non_finite = 'allow').",
+            "The base may be listed beside the expert; it changes nothing.",
+            "NaN in an element passes through; of the rest of its row nothing is taken (`non_finite` is `allow`).",
         ),
         differences=(
             "mergekit computes divergences in float32: those of small changes are rounding, some of them negative.",

@@ -235,9 +235,7 @@ class FunctionOperator(Operator):
         assert isinstance(prepared, _Call)
         shape = (-1, inputs.row_elements) if self._settings.rows else inputs.shape
         base = None if inputs.base is None else inputs.base.reshape(shape)
-        experts = [
-            inputs.value(index, 100 + index).reshape(shape) for index in range(len(inputs.experts))
-        ]
+        experts = [inputs.value(index, 100 + index).reshape(shape) for index in range(len(inputs.experts))]
         wanted = experts[0].shape
         result = self._checked(base, experts, prepared.arguments, wanted)
         return result.reshape(inputs.shape)

@@ -77,6 +77,7 @@ class ModelStock(Operator):
             "A changed block is read again for its inner products, those of other blocks are kept; the other blocks "
             "are computed again only where t / N, rounded, has changed. With filter_wise the changed block alone."
         ),
+        passes=(1, 2),
         statistics=(
             "per block the inner products of the N deltas (N (N + 1) / 2 float64 numbers); none with filter_wise"
         ),

@@ -96,6 +96,7 @@ class MultiSlerp(Operator):
             "A changed block is read again for its inner products, those of other blocks are kept; the other blocks "
             "are computed again only where the coefficients, rounded, have changed."
         ),
+        passes=(1, 2),
         statistics="per block the inner products of the N experts' vectors (N (N + 1) / 2 float64 numbers)",
         edge_cases=(
             "A single expert is the result, bit for bit, whatever its weight.",

@@ -27,7 +27,7 @@ class NearSwap(Operator):
 
     signature: ClassVar = OperatorSignature(
         name="nearswap",
-        summary="Take the expert's elements where they are near the base's.",
+        summary="take the expert's elements where they are near the base's, less of them beyond",
         base=BasePolicy.REQUIRED,
         max_experts=2,  # the base may be listed too
         params=(
@@ -43,12 +43,13 @@ class NearSwap(Operator):
     reference: ClassVar = OperatorReference(
         formula=("w = min(t / max(|x - base|, 1e-6), 1)", "y = w x + (1 - w) base"),
         source="NearSwap by alchemonaut (QuartetAnemoi-70B)",
-        locality="block-local: a changed block of the expert or of the base changes that block alone",
+        locality="A changed block of the expert or of the base is computed again, and no other.",
         edge_cases=(
             "Where the expert equals the base the result is the base, bit for bit.",
             "Up to a distance of t (t at least 1e-6) the result is the expert's element, bit for bit.",
-            "t = 0 is the base; the expert is not read.",
-            'An infinite element of the expert beside a finite one of the base gives NaN (non_finite = "allow").',
+            "t = 0 gives the base; the expert is not read.",
+            "The base may be listed beside the expert; it changes nothing.",
+            "An infinite element of the expert beside a finite one of the base gives NaN (`non_finite` is `allow`).",
         ),
         differences=(
             "mergekit multiplies t by the rounded reciprocal of the distance: w may differ in the last bit.",

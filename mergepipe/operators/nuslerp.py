@@ -95,6 +95,7 @@ class NuSlerp(Operator):
             "where the two weights, rounded, have changed. Along rows: the changed block alone. Down columns: "
             "any change changes weights of some columns, and with them every block."
         ),
+        passes=(1, 2),
         statistics=(
             "flattened: per block 3 float64 inner products; along rows: none; down columns: per block and column "
             "3 float64 sums"

@@ -97,7 +97,7 @@ class Ram(Operator):
 
     signature: ClassVar = OperatorSignature(
         name="ram",
-        summary="Add what one expert alone changed, average what several changed.",
+        summary="add what one expert alone changed, average what several changed",
         base=BasePolicy.REQUIRED,
         params=(
             ParamSpec(name="epsilon", kind=ParamKind.REAL, default=1e-5, low=0.0, gradient=True, doc=_EPSILON_DOC),
@@ -109,12 +109,14 @@ class Ram(Operator):
             "y = base + sum(delta_i m_i / max(count, 1))",
         ),
         source=_SOURCE,
-        locality="block-local: a changed block of an expert or of the base changes that block alone",
+        locality="A changed block of an expert or of the base is computed again, and no other.",
         edge_cases=(
             "A delta of magnitude epsilon exactly is no change; epsilon = 0 takes every element that differs.",
-            'NaN in an expert passes through, though it counts as no change (non_finite = "allow").',
+            "NaN in an expert passes through, though it counts as no change (`non_finite` is `allow`).",
         ),
-        differences=("Five experts and more: mergekit sums the last few elements of a tensor in another order.",),
+        differences=(
+            "With five experts and more mergekit adds up the last few elements of a tensor in another order.",
+        ),
     )
     version: ClassVar = 1
     uses_base: ClassVar = True
@@ -145,7 +147,7 @@ class RamPlus(Ram):
 
     signature: ClassVar = OperatorSignature(
         name="ramplus_tl",
-        summary="As `ram`, with what one expert alone changed made stronger.",
+        summary="as `ram`, with what one expert alone changed made stronger",
         base=BasePolicy.REQUIRED,
         params=(
             ParamSpec(
@@ -183,9 +185,10 @@ class RamPlus(Ram):
         ),
         source=_SOURCE + " (tensor-local variant)",
         locality=(
-            "a changed block is counted again; the other blocks of the tensor are computed again only where a factor "
-            "came out different"
+            "A changed block is counted again; the other blocks of the tensor are computed again only where a factor "
+            "came out different."
         ),
+        passes=(1, 2),
         statistics="per block and expert: how many elements it changed alone, how many together with others",
         edge_cases=(
             "An expert that changed nothing alone has the factor 1 + r alpha if it shares changes, 1 if not.",
@@ -193,7 +196,7 @@ class RamPlus(Ram):
         ),
         differences=(
             "mergekit does not bound r, alpha and epsilon; here r and alpha are at least 0, epsilon is above 0.",
-            "Five experts and more: mergekit sums the last few elements of a tensor in another order.",
+            "With five experts and more mergekit adds up the last few elements of a tensor in another order.",
         ),
     )
     version: ClassVar = 1

@@ -81,7 +81,7 @@ class Sce(Operator):
 
     signature: ClassVar = OperatorSignature(
         name="sce",
-        summary="Select the elements that vary most between experts, calculate weights, erase what disagrees in sign.",
+        summary="select the elements that vary most between experts, calculate weights, erase what disagrees in sign",
         base=BasePolicy.REQUIRED,
         max_experts=_MOST_EXPERTS,
         params=(
@@ -106,9 +106,10 @@ class Sce(Operator):
         ),
         source="SCE of FuseChat, arXiv:2408.07990",
         locality=(
-            "a changed block is measured again; the other blocks of the tensor are computed again where a weight, the "
-            "variance at the edge or the block's share of equal variances came out different"
+            "A changed block is measured again; the other blocks of the tensor are computed again where a weight, the "
+            "variance at the edge or the block's share of equal variances came out different."
         ),
+        passes=(2, 4),
         statistics=(
             "per block: a table of the variances, and each expert's sum of squares over what is selected; with "
             "select_topk = 1 the sums alone"
@@ -116,8 +117,9 @@ class Sce(Operator):
         edge_cases=(
             "Mean squares that sum to less than 1e-6 (small deltas) give equal weights.",
             "int(n select_topk) = 0, or a single expert and select_topk below 1: nothing is selected, y is the base.",
+            "Of equal variances at the edge those of the lowest flat index are selected.",
             "A sum of deltas of 0 counts as positive.",
-            "What is not finite passes through and does not count in the weights (non_finite = 'allow').",
+            "What is not finite passes through and does not count in the weights (`non_finite` is `allow`).",
         ),
         differences=(
             "mergekit multiplies n by select_topk in float32 and may select an element more or less of 2^24 and more.",

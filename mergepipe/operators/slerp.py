@@ -86,6 +86,7 @@ class Slerp(Operator):
             "are computed again only where the two weights, rounded, have changed. At t = 0 and t = 1 the result is a "
             "copy of one checkpoint, and the other is not read."
         ),
+        passes=(1, 2),
         statistics="per block the inner products of base and x (3 float64 numbers)",
         edge_cases=(
             "t = 0 and t = 1 give the checkpoints bit for bit.",

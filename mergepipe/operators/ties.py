@@ -37,6 +37,7 @@ class Ties(SparseTaskArithmetic):
             "A changed block is read for its table, folded with the kept tables of all others. Blocks are computed "
             "again where they changed, or all of them if a threshold changed."
         ),
+        passes=(1, 4),
         statistics="per expert and block: a table of the magnitudes; none where every density is 1",
         edge_cases=(
             "density 1 leaves a delta as it is: not rescaled, without statistics.",

@@ -18,6 +18,7 @@ OUTPUT_KEYS = ("dir", "max_shard_size_bytes")
 EXPERT_KINDS = {"full": False, "lora": True}
 OUTPUT = "out"
 _METHODS = {"dare": "dare_linear"}
+_MASKING = ("dare", "della")
 _BY_TENSOR = "_by_tensor"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SPELLED_FLOAT = re.compile(r"([+-]?(?:nan|inf))\b.*")
@@ -106,7 +107,15 @@ def _set_path(target: Any, path: list[str], value: Any, key: str) -> None:
 
 
 def source_names(recipe: Recipe) -> dict[str, str]:
-    """Return a name for each path that the recipe reads: made of the path, unique, in order of first use."""
+    """Return a name for each path that the recipe reads: made of the path, unique, in order of first use.
+
+    Random masks are drawn for an expert's name. A case names none, so its experts are numbered there: the same expert
+    in another folder keeps its masks.
+    """
+    if recipe["method"].startswith(_MASKING):
+        paths = [recipe.get("base"), *(expert["path"] for expert in recipe["experts"])]
+        numbered = {path: f"expert-{number}" if number else "base" for number, path in enumerate(paths)}
+        return {path: name for path, name in numbered.items() if path is not None}
     slices = (recipe.get("params") or {}).get("slices") or []
     paths = [recipe.get("base"), *(e["path"] for e in recipe["experts"]), *(part[0] for part in slices)]
     names: dict[str, str] = {}

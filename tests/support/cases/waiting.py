@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 # Start of the case's id -> what it waits for.
 WAITING: Mapping[str, str] = {
-    "B13": "dare",
 }
 
 # Single runs of cases that must pass otherwise: (start of the id, number of the run) -> what it waits for.
