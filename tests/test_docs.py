@@ -26,12 +26,14 @@ from mergepipe.dtypes import WRITE_DTYPES
 from mergepipe.mergefile.outputs import OUTPUT_KEYS
 from mergepipe.mergefile.parse import parse_mergefile
 from mergepipe.mergefile.sources import SOURCE_KEYS
-from mergepipe.operators.registry import operators, signatures
+from mergepipe.operators.registry import signatures
+from mergepipe.signatures import COMMON_PARAMS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = ROOT / "docs" / "reference" / "mergefile.md"
+OPERATORS = ROOT / "docs" / "reference" / "operators.md"
 CLI_REFERENCE = ROOT / "docs" / "reference" / "cli.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
@@ -104,17 +106,23 @@ def test_the_reference_has_every_key_of_the_schema():
 
 def test_the_reference_has_every_operator_parameter_and_dtype():
     text = read(REFERENCE)
-    params = {name for operator in operators().values() for name in operator.signature.all_params()}
-    assert [name for name in (*signatures(), *sorted(params), *WRITE_DTYPES) if f"`{name}`" not in text] == []
+    common = [spec.name for spec in COMMON_PARAMS]
+    assert [name for name in (*signatures(), *common, *WRITE_DTYPES) if f"`{name}`" not in text] == []
+    params = {name for signature in signatures().values() for name in signature.all_params()}
+    assert [name for name in sorted(params) if f"\n| `{name}` |" not in read(OPERATORS)] == []
+
+
+def test_readme_names_every_operator():
+    assert [name for name in signatures() if f"`{name}`" not in read(README)] == []
 
 
 def test_the_reference_marks_what_is_not_supported_yet():
     lines = [line for line in read(REFERENCE).splitlines() if "*Not supported yet*" in line]
-    assert {re.match(r"\| `([^`]+)`", line)[1] for line in lines} == {
-        "[operators.NAME]",
-        "hub",
-        "progressive",
-    }
+    assert {re.match(r"\| `([^`]+)`", line)[1] for line in lines} == {"hub", "progressive"}
+    table = read(REFERENCE).partition("## What is not supported yet")[2]
+    rows = re.findall(r"^\| (?!---|what)(.+?) \|", table, re.MULTILINE)
+    assert [row for row in rows if not any(word in row for word in ("budget", "hub", "progressive", "adapter"))] == []
+    assert len(rows) == 4
 
 
 _SUPPORTED = """\
@@ -136,8 +144,8 @@ experts = ["math"]
         _SUPPORTED.replace('path = "b"', 'hub = "org/model"'),
         _SUPPORTED.replace('path = "b"', 'path = "b"\nprogressive = true'),
         _SUPPORTED + '[outputs.merged.budget]\nexpert_reads = "25%"\n',
-        _SUPPORTED + '[operators.mine]\npython = "ops.py:mine"\n',
-        _SUPPORTED.replace('"linear"', '"karcher"'),
+        _SUPPORTED.replace('path = "b"', 'path = "b"\non = "lora"\n[sources.lora]\npath = "c"\non = "base"'),
+        _SUPPORTED.replace('path = "b"', 'path = "b"\non = "merged"').replace('["math"]', '["base"]'),
     ],
 )
 def test_what_the_reference_calls_not_supported_is_refused(text):
@@ -267,6 +275,13 @@ def test_the_command_reference_shows_the_keys_of_the_json(example):
     printed = run_mergepipe(["build", "--json"], example)
     (shown,) = fences(CLI_REFERENCE, "json")
     assert keys_of(json.loads(shown)) == keys_of(json.loads(printed.stdout))
+
+
+def test_the_command_reference_shows_what_explain_prints(example):
+    (shown,) = fences(CLI_REFERENCE, "text")
+    args = next(words for words in command_lines(CLI_REFERENCE) if words[:2] == ["mergepipe", "explain"])
+    printed = run_mergepipe(args[1:], example)
+    assert (printed.code, printed.stdout) == (0, shown)
 
 
 def keys_of(value: object) -> object:

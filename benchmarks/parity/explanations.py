@@ -34,7 +34,8 @@ MASKS = """
 mergekit was given the masks that mergepipe drew, so that the rest of the arithmetic could be compared exactly (table
 above). Here is how often mergepipe keeps an element, against the probability that mergekit computed for it: della's
 elements in five groups, from the lowest probability (the smallest magnitudes of a row) to the highest, those left out
-that share their magnitude with another of the row. The last column is in standard deviations of the count.
+that share their magnitude with another of the row. The last columns are in standard deviations: of the count, and of
+the sum of what is kept of the deltas. Where all of a group are equally probable, it is the first.
 """.strip()
 
 PERPLEXITIES = """

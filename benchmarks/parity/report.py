@@ -45,7 +45,7 @@ def record(method: str, outcome: Outcome) -> None:
         "ulps": {str(bucket): count for bucket, count in sorted(total.histogram.items())},
         "masks": {
             str(number): {"elements": g.elements, "kept": g.kept, "expected": round(g.expected, 1),
-                          "deviation": round(g.deviation, 2)}
+                          "deviation": round(g.deviation, 2), "mean": round(g.mean_deviation, 2)}
             for number, g in sorted(outcome.masks.groups.items())
             if g.elements
         },
@@ -130,15 +130,14 @@ def _masks(methods: Mapping[str, Any]) -> str:
         "",
         MASKS,
         "",
-        "| method | group | elements | kept | expected | deviation |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| method | group | elements | kept | expected | deviation | of the sum of kept deltas |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for method, found in _known(methods):
         rows += [
             f"| `{method}` | {int(number) + 1} | {g['elements']:,} | {g['kept']:,} | {g['expected']:,.1f}"
-            f" | {g['deviation']:+.2f} |"
+            f" | {g['deviation']:+.2f} | {g['mean']:+.2f} |"
             for number, g in found["masks"].items()
-            if g["elements"]
         ]
     return "\n".join(rows) if len(rows) > 6 else ""
 

@@ -69,6 +69,14 @@ def _squares(values: Any) -> float:
     return float(np.add.reduce(np.square(values, dtype=np.float64)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bound(Prepared):
+    """What `BoundedUpdate` needs of the parameters, besides the weights (`coefficients`)."""
+
+    share: float
+    work: str
+
+
 class BoundedUpdate(Operator):
     """Task arithmetic whose update is at most ``share`` times as long as the base, tensor by tensor."""
 
@@ -105,11 +113,11 @@ class BoundedUpdate(Operator):
     version: ClassVar = 1
     uses_base: ClassVar = True
 
-    def prepare(self, params: TensorParams, work: str) -> Prepared:
-        """Return the weights, and the share as the scale."""
+    def prepare(self, params: TensorParams, work: str) -> Bound:
+        """Return the weights, 0 for the base among the experts, and the share."""
         weights = rounded(params.column("weight"), work)
         own = tuple(0.0 if index == params.base_expert else weight for index, weight in enumerate(weights))
-        return Prepared(coefficients=own, scale=params.number("share"))
+        return Bound(coefficients=own, share=params.number("share"), work=work)
 
     def reduces(self, prepared: Prepared, facts: TensorFacts) -> bool:
         """Return whether there is an update to be measured."""
@@ -117,6 +125,7 @@ class BoundedUpdate(Operator):
 
     def reduce(self, prepared: Prepared, facts: TensorFacts, slots: Sequence[bool]) -> Reducing:
         """Return the factor of the update."""
+        assert isinstance(prepared, Bound)
         used = tuple(slot for slot, there in enumerate(slots) if there)
         lengths = Lengths(slots=used, weights=prepared.coefficients)
         values = yield [lengths]
@@ -124,15 +133,16 @@ class BoundedUpdate(Operator):
         for block in values[lengths]:  # in block order, so that the sums are the same everywhere
             parts = struct.unpack("<2d", block)
             update, base = update + parts[0], base + parts[1]
-        factor = min(1.0, prepared.scale * math.sqrt(base / update)) if update > 0 else 1.0
-        (factor,) = rounded((factor,), "float32")
+        factor = min(1.0, prepared.share * math.sqrt(base / update)) if update > 0 else 1.0
+        (factor,) = rounded((factor,), prepared.work)
         return Reduction(value=factor, key=record_digest("example.bounded_update", factor))
 
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Any:
         """Return the base plus the shortened update."""
         update = weighted_sum(inputs, prepared.coefficients, deltas=True)
         if update is None:
-            return inputs.base
+            update = inputs.scratch(0)
+            update.fill(0)
         if reduction is not None and reduction.value != 1:
             update *= reduction.value
         update += inputs.base

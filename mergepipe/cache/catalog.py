@@ -116,11 +116,18 @@ class Catalog:
         if self._db is not None:
             self._db.close()
 
-    def _rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+    def rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; none where there is no catalog."""
         if self._db is None:
             return []
         with guarded(self.layout.catalog, owner=self._owner):
             return self._db.execute(query, values).fetchall()
+
+    def shrink(self) -> None:
+        """Give the space of dropped rows back to the file system."""
+        assert self._db is not None, "the catalog is open for reading only"
+        with guarded(self.layout.catalog, owner=self._owner):
+            self._db.execute("VACUUM")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -146,7 +153,7 @@ class Catalog:
 
     def sealed_rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         """Return the rows of a query whose last column is their seal, without it; a damaged row counts as absent."""
-        return [row[:-1] for row in self._rows(query, values) if is_sealed(row)]
+        return [row[:-1] for row in self.rows(query, values) if is_sealed(row)]
 
     def _path_key(self, path: Path) -> bytes:
         """Return the path relative to the project where it lies inside, so that a moved project keeps its catalog."""
@@ -154,7 +161,7 @@ class Catalog:
         return os.fsencode(os.path.relpath(path, root) if path.is_relative_to(root) else path)
 
     def _trusted_file(self, file: SourceFile) -> int | None:
-        rows = self._rows(
+        rows = self.rows(
             "SELECT id, path, size, mtime_ns, ctime_ns, inode, header, read_at_ns, seal FROM files"
             " WHERE path = ? AND block_elements = ?",
             (self._path_key(file.path), self.block_elements),
@@ -183,7 +190,7 @@ class Catalog:
         The caller checks that they hash to the tensor's digest.
         """
         row = self._trusted_file(file)
-        found = self._rows("SELECT blocks FROM tensors WHERE file = ? AND name = ?", (row, tensor))
+        found = self.rows("SELECT blocks FROM tensors WHERE file = ? AND name = ?", (row, tensor))
         return found[0][0] if found else None
 
     def record_tensors(self, file: SourceFile, read_at_ns: int, tensors: Iterable[TensorDigests]) -> None:
@@ -268,12 +275,12 @@ class Catalog:
 
     def pack_identity(self, name: str) -> FileIdentity | None:
         """Return what a pack looked like when it was last checked."""
-        rows = self._rows("SELECT size, mtime_ns, ctime_ns, inode FROM packs WHERE name = ?", (name,))
+        rows = self.rows("SELECT size, mtime_ns, ctime_ns, inode FROM packs WHERE name = ?", (name,))
         return FileIdentity(*rows[0]) if rows else None
 
     def pack_names(self) -> tuple[tuple[str, int], ...]:
         """Return (name, time of last use in ns) of all packs, least recently used first."""
-        return tuple(self._rows("SELECT name, used_at_ns FROM packs ORDER BY used_at_ns, name", ()))
+        return tuple(self.rows("SELECT name, used_at_ns FROM packs ORDER BY used_at_ns, name", ()))
 
     def drop_pack(self, name: str) -> None:
         """Forget a pack and every result in it."""
@@ -284,7 +291,7 @@ class Catalog:
 
     def staged(self, shard: str) -> Mapping[str, StagedTensor]:
         """Return the blocks that an unfinished build has written to a staged shard, by tensor."""
-        rows = self._rows("SELECT tensor, block_keys, block_digests FROM staged WHERE shard = ?", (shard,))
+        rows = self.rows("SELECT tensor, block_keys, block_digests FROM staged WHERE shard = ?", (shard,))
         return {
             row[0]: StagedTensor(tensor=row[0], block_keys=row[1], block_digests=row[2])
             for row in rows
@@ -327,7 +334,7 @@ class Catalog:
 
     def count(self, table: str) -> int:
         """Return the number of rows of a table of the catalog (a name from the schema, never user input)."""
-        rows = self._rows(f"SELECT count(*) FROM {table}", ())
+        rows = self.rows(f"SELECT count(*) FROM {table}", ())
         return int(rows[0][0]) if rows else 0
 
     # --- measurements ---------------------------------------------------------------------------------------------
@@ -340,7 +347,7 @@ class Catalog:
 
     def throughput(self) -> float | None:
         """Return the bytes per second of the last build that was measured."""
-        rows = self._rows("SELECT value FROM measured WHERE name = 'throughput'", ())
+        rows = self.rows("SELECT value FROM measured WHERE name = 'throughput'", ())
         value = float(rows[0][0]) if rows else 0.0
         return value if 0 < value < math.inf else None
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.statistics import forget_statistics, statistic_bytes
 from mergepipe.errors import fail_storage
 from mergepipe.fsio.durable import remove_tree
 
@@ -25,11 +26,14 @@ def cache_info(catalog: Catalog) -> dict[str, int]:
         "catalog_bytes": layout.catalog.stat().st_size if layout.catalog.exists() else 0,
         "files": catalog.count("files"),
         "results": catalog.count("results"),
+        "statistic_bytes": statistic_bytes(catalog),
     }
 
 
 def prune(catalog: Catalog, *, max_bytes: int | None, max_age_days: float | None) -> dict[str, int]:
     """Remove packs by age and size, least recently used first, and always what killed builds left.
+
+    Statistics go all together, where with the packs that are left they would be too much.
 
     The catalog forgets a pack before its file is removed, so that it never names bytes that are not there. Published
     outputs keep their bytes: they are links or copies.
@@ -58,7 +62,11 @@ def prune(catalog: Catalog, *, max_bytes: int | None, max_age_days: float | None
             remove_tree(layout.packs / f"{name}.safetensors")
             size = sizes.get(f"{name}.safetensors", 0)
             removed, removed_bytes, left = removed + 1, removed_bytes + size, left - size
-    return {"removed": removed, "removed_bytes": removed_bytes, "kept_bytes": left}
+    taken = statistic_bytes(catalog)
+    if max_bytes is not None and left + taken > max_bytes:  # too much together
+        forget_statistics(catalog)
+        removed_bytes, taken = removed_bytes + taken, 0
+    return {"removed": removed, "removed_bytes": removed_bytes, "kept_bytes": left + taken}
 
 
 def _sizes(folder: Path) -> dict[str, int]:

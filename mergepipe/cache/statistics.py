@@ -182,7 +182,14 @@ class StatisticTable:
             yield from row.values(self._store.data(row))
 
 
+def statistic_bytes(catalog: Catalog) -> int:
+    """Return the bytes of all statistics in the catalog."""
+    rows = catalog.rows("SELECT coalesce(sum(length(keys) + length(sizes) + length(data)), 0) FROM statistics", ())
+    return int(rows[0][0]) if rows else 0
+
+
 def forget_statistics(catalog: Catalog) -> None:
-    """Drop all statistics; they are taken again where they are needed."""
+    """Drop all statistics, and give their space back; they are taken again where they are needed."""
     with catalog.transaction() as db:
         db.execute("DELETE FROM statistics")
+    catalog.shrink()

@@ -160,7 +160,8 @@ def cache_info_lines(info: CacheInfo) -> Iterator[str]:
     yield from fact("staged", [format_bytes(info.staged_bytes)])
     yield from fact("damaged", [format_bytes(info.quarantined_bytes)])
     files, results = format_count(info.files, "source file"), format_count(info.results, "result")
-    yield from fact("catalog", [files, results, format_bytes(info.catalog_bytes)])
+    statistics = f"{format_bytes(info.statistic_bytes)} of statistics"
+    yield from fact("catalog", [files, results, statistics, format_bytes(info.catalog_bytes)])
 
 
 def prune_lines(report: PruneReport) -> Iterator[str]:

@@ -200,7 +200,8 @@ class LevelBuilder:
         if known is not None and known.digests != digests:
             raise InternalError(
                 f"output `{name}` was built again with another result than before",
-                hint="please report this; deleting the cache directory gets around it",
+                hint="an operator of your own must give the same result for the same inputs; without one, please report"
+                " this: deleting the cache directory gets around it",
                 output=name,
             )
         packs = tuple(shard.pack for shard in output.shards)

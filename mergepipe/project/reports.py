@@ -218,6 +218,7 @@ class CacheInfo:
     catalog_bytes: int
     files: int
     results: int
+    statistic_bytes: int
 
     def as_json(self) -> Json:
         """Return the JSON form."""
@@ -226,7 +227,7 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneReport:
-    """What pruning removed: number and bytes, and the bytes of packs that are left."""
+    """What pruning removed: number and bytes, and the bytes of packs and statistics that are left."""
 
     removed: int
     removed_bytes: int

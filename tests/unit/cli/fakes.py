@@ -131,6 +131,7 @@ CACHE = CacheInfo(
     catalog_bytes=143_000,
     files=8,
     results=1170,
+    statistic_bytes=41_000,
 )
 
 
