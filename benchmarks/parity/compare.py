@@ -14,7 +14,7 @@ _BITS = {2: np.int16, 4: np.int32}
 ROUNDING = 4.0  # units in the last place of the largest input: what a few float32 operations may be off
 
 _COUNTS = ("elements", "equal", "one", "undecided", "deliberate", "rounding", "nearer", "unexplained", "reproduced",
-           "emulated", "counts", "other_counts")  # fmt: skip
+           "emulated", "ours_elsewhere", "theirs_elsewhere", "counts", "other_counts")  # fmt: skip
 
 
 def ulps(one: np.ndarray, two: np.ndarray) -> np.ndarray:
@@ -60,6 +60,8 @@ class Comparison:
         half as far off as mergekit's.
     unexplained
         All others.
+    ours_elsewhere, theirs_elsewhere
+        Undecided elements off the exact value by more than `ROUNDING` units: chosen otherwise than float64 does.
     counts, other_counts
         Tensors for which it was counted how many elements were kept, and those with another count than mergekit's.
     emulated, reproduced
@@ -75,6 +77,8 @@ class Comparison:
     rounding: int = 0
     nearer: int = 0
     unexplained: int = 0
+    ours_elsewhere: int = 0
+    theirs_elsewhere: int = 0
     counts: int = 0
     other_counts: int = 0
     reproduced: int = 0
@@ -130,6 +134,8 @@ def compare(
     nearer = rest & ~near & (off < their_off) & ((off <= 2 * ROUNDING) | (off <= their_off / 2))
     bad = rest & ~near & ~nearer
     found.equal, found.one = int((distance == 0).sum()), int((distance == 1).sum())
+    elsewhere = [int((undecided & (distances > ROUNDING)).sum()) for distances in (off, their_off)]
+    found.ours_elsewhere, found.theirs_elsewhere = elsewhere
     found.undecided = int((undecided & (distance > 1)).sum())
     found.rounding, found.nearer, found.unexplained = int(near.sum()), int(nearer.sum()), int(bad.sum())
     if (~undecided).any():

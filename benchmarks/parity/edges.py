@@ -37,6 +37,8 @@ EDGES = (
      _case("task_arithmetic", "f32", _two({"weight": 1.0}, {"weight": -1.0}), {"normalize": True})),
     ("ties, weights 1 and -1 (normalised by what agrees)",
      _case("ties", "f32", _two({"weight": 1.0, "density": 0.5}, {"weight": -1.0, "density": 0.5}))),
+    ("ties, weights 0.4, 0.3 and -0.7 (their float32 sum is 6e-8)",
+     _case("ties", "f32", (("e1", {"weight": 0.4}), ("e2", {"weight": 0.3}), ("e3", {"weight": -0.7})))),
     ("multislerp, weights 1 and -1, normalised",
      _case("multislerp", "f32", _two({"weight": 1.0}, {"weight": -1.0}))),
     ("multislerp, 2 opposite directions, equal weights",
@@ -86,7 +88,13 @@ def run_edges(runner: Runner) -> list[Edge]:
 
 def _own_words(ours: Arrays | str, theirs: Arrays | str, base: Arrays) -> str:
     if isinstance(ours, str):
-        text = ours.splitlines()[0].partition(": ")[2].replace("|", "/").replace("Mergefile.toml:", "line ")
+        text = (
+            ours.splitlines()[0]
+            .partition(": ")[2]
+            .replace("|", "/")
+            .partition("; for ")[0]
+            .replace("Mergefile.toml:", "line ")
+        )
         return f"error: {text if len(text) < 160 else text[:157] + '...'}"
     if isinstance(theirs, str):
         return _words(ours, base)

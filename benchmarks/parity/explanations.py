@@ -43,7 +43,8 @@ A base and its four full fine-tunes (3.4 million parameters, five text domains) 
 settings, written as float32, and scored on held-out text: nats per token, the mean over the domains; less is better.
 Methods of one expert have the Python one, nuslerp the Python and C ones. For random masks each side drew its own: means
 over three seeds. The last column is what is asked of each row: that ours is not worse than uniform averaging (`linear`)
-by more than mergekit's is.
+by more than mergekit's is. A difference below 0.00001 nats counts as none, and for random masks one within the spread
+over the seeds.
 """.strip()
 
 SPACES = {
@@ -69,142 +70,141 @@ SPACES = {
     "ramplus_tl": "as ram, r and alpha, alpha without effect",
 }
 
-_TAIL = """
-- *Rounding.* torch sums five or more stacked tensors from left to right, except for the last (elements mod 32)
-  elements of a tensor, which it sums through four partial sums; mergepipe sums from left to right everywhere. An
-  emulation of torch's order gives mergekit's bits at {reproduced:,} of the {emulated:,} elements that differ
-  without a choice and for which the order is known.
+CAUSES = """
+Four causes are shared by several methods, and named below.
+
+- **Order of sums.** torch sums five or more stacked tensors from left to right, except for the last (elements mod 32)
+  elements of a tensor, which it sums through four partial sums. mergepipe sums from left to right everywhere. Apart
+  from that, and where no sum over a tensor is involved, both sides do the same operations in the same order. The
+  emulation of torch's order (`emulate.py`) says for how many of the elements that differ in such cases, outside ties,
+  it gives mergekit's bits.
+- **Rescaling.** With `rescale` a delta is multiplied by a ratio of two sums over a tensor: float32 trees in mergekit,
+  exact sums here. The factors differ by a few units in the last place, and so do the elements.
+- **Ties.** Among equal magnitudes at a threshold mergepipe keeps those of the lowest index. mergekit sorts with an
+  unstable sort (torch's, on CPUs with AVX-512 or AVX2): it keeps any of them, and not the same ones on every machine.
+  Where kept elements can be counted (one expert, and the selections of sce), both sides must have kept equally many.
+- **Angles.** Norms and inner products over a tensor are float32 trees in mergekit and float64 here, so the
+  coefficients of the inputs differ in their last bits. The distances from the exact values in the table say whose.
 """
-_RESCALE = """
-- *Rounding.* With `rescale` the factor is a ratio of two sums over a tensor: float32 trees in mergekit, float64
-  here. It differs by a few units in the last place, and so does every element: ours is at most {ours_off:g} units
-  off the exact value, mergekit's {theirs_off:g}.
-"""
-_TIES = """
-- *Choice.* Among equal magnitudes at a threshold mergepipe keeps those of the lowest index. mergekit sorts with an
-  unstable sort (torch's, on CPUs with AVX-512 or AVX2): it keeps any of them, and not the same ones on every
-  machine. Outside the tied elements nothing differs by this, and {counts:,} tensors for which kept elements could
-  be counted have {other_counts:,} different counts.
-"""
-_DIVISORS = """
+
+_ORDER = "- Order of sums: {reproduced:,} of {emulated:,} elements that differ are emulated.\n"
+_TIES = "- Ties: {undecided:,} elements; {other_counts:,} of {counts:,} tensors have another count.\n"
+_RESCALE = "- Rescaling.\n"
+_ANGLES = "- Angles.\n"
+_DIVISORS = """\
 - *By design.* Where the agreeing weights of both signs cancel to within 1e-6 of their magnitudes, mergepipe divides by
   1; mergekit does so only where the sum is exactly zero, and divides by what is left of it elsewhere.
-"""
-_ANGLES = """
-- *Rounding.* Norms and inner products are float32 sums in mergekit and float64 here, so the coefficients of the
-  inputs differ by their last bits. Ours is at most {ours_off:g} units off the exact value, mergekit's
-  {theirs_off:g}.
 """
 
 DIFFERENCES = {
     "linear": """
-- *Rounding.* mergekit's products are not rounded before they are added (`addcmul_` is a fused multiply-add on the
-  CPU); in mergepipe every product is, so that all machines give the same bits. An emulation of the fused order
-  gives mergekit's bits at {reproduced:,} of the {emulated:,} elements that differ.
-- A base that is set and not listed is one more input in mergekit, with the global weight. mergepipe takes a base
-  into the average only where it is listed.
+- *Rounding.* mergekit's products are not rounded before they are added (`addcmul_` is a fused multiply-add on the CPU);
+  in mergepipe every product is, so that all machines give the same bits. An emulation of the fused order gives
+  mergekit's bits at {reproduced:,} of the {emulated:,} elements that differ.
+- *By design.* A base that is set and not listed is one more input in mergekit, with the global weight. mergepipe takes
+  a base into the average only where it is listed.
 """,
     "slerp": _ANGLES
-    + """
+    + """\
 - *By design.* Where one vector is zero, mergepipe interpolates linearly. mergekit 0.1.5 takes the angle for a right
   one, so that t = 0.3 gives sin(0.3 pi / 2) = 0.45 of the other vector instead of 0.3. {deliberate:,} elements.
-- *Choice.* A cosine within 1e-6 of the threshold of 0.9995 may fall on either side of it.
+- *Choice.* A cosine within 1e-6 of the threshold of 0.9995 may fall on either side of it. {undecided:,} elements.
 """,
     "nuslerp": _ANGLES
-    + """
-- *Rounding.* Next to opposite vectors a cosine is divided by the square of a small sine: a cosine off by 2^-22
-  moves the result by thousands of units, on both sides. There the units above say more about the formula than about
-  either side.
+    + """\
+- *mergekit's rounding.* Next to opposite vectors an error of the cosine is divided by the square of a small sine: its
+  float32 cosines move mergekit's result by thousands of units there.
 - *Choice.* Where cosines are within 1e-6 of 1, mergekit's float32 decides between arc and chord by the last bit.
+  {undecided:,} elements.
 """,
     "multislerp": _ANGLES
-    + """
+    + """\
 - *mergekit's rounding.* Its last step turns the mean direction by a sum of tangent vectors. That sum is zero whatever
   the inputs, as the mean is the sum of the same vectors; what float32 leaves of it is rounding, and is added. It is
   largest where weights nearly cancel or vectors are nearly parallel.
 """,
     "karcher": _ANGLES
-    + """
-- *mergekit's bug.* Its angles are `arccos` of float32 cosines, which cannot tell angles below 3.5e-4 from zero. Of
-  two experts that near, as light fine-tunes are, one counts as having arrived and is left out of the step, and the
-  iteration ends near the other one, not between them: the largest differences above are half of the distance
-  between the experts. mergepipe iterates in float64 and stays within {ours_off:g} units of the exact mean.
-- A base that is set is one more input in mergekit. mergepipe averages a base in only where it is listed.
+    + """\
+- *mergekit's bug.* Its angles are `arccos` of float32 cosines, which cannot tell angles below 3.5e-4 from zero. Of two
+  experts that near, as light fine-tunes are, one counts as reached and is left out of the step, and the iteration ends
+  near the other one, not between them: the largest distances in the table are half of that between the experts, in
+  units of elements near zero. mergepipe iterates in float64 and stays within {ours_off:g} units of the exact mean.
+- *By design.* A base that is set is one more input in mergekit. mergepipe averages a base in only where it is listed.
 """,
-    "passthrough": "- None.",
-    "task_arithmetic": _TAIL,
-    "ties": _TIES + _RESCALE.lstrip("\n") + _TAIL.lstrip("\n") + _DIVISORS.lstrip("\n"),
+    "passthrough": "- None.\n",
+    "task_arithmetic": _ORDER,
+    "ties": _TIES + _RESCALE + _ORDER + _DIVISORS,
     "dare_linear": _RESCALE
-    + _TAIL.lstrip("\n")
-    + """
-- *By design.* The masks are others: mergepipe draws from a counter generator keyed by seed, tensor and expert,
-  mergekit from torch's global generator, in the order in which tensors come up. Here mergekit was given our masks.
+    + _ORDER
+    + """\
+- *By design.* The masks are others: mergepipe draws from a counter generator keyed by seed, tensor and expert, mergekit
+  from torch's global generator, in the order in which tensors come up. Here mergekit was given our masks.
 - *By design.* mergepipe's default for `rescale` is the paper's division by the density; this page compares `"l1"`,
   which is what mergekit does.
 """,
     "dare_ties": _RESCALE
-    + _TAIL.lstrip("\n")
-    + """
-- *Choice.* Where the weighted deltas cancel, the elected sign hangs on the last bit of the sum. {undecided:,}
-  elements.
+    + _ORDER
+    + _DIVISORS
+    + """\
 - *By design.* Masks and `rescale` as in `dare_linear`.
 """,
     "breadcrumbs": _TIES
-    + _RESCALE.lstrip("\n")
-    + _TAIL.lstrip("\n")
-    + """
-- *By design.* Where density times the number of elements is below 1, mergekit keeps nothing and mergepipe one
-  element, as `ties` does on both sides. {deliberate:,} elements.
+    + _RESCALE
+    + _ORDER
+    + """\
+- *By design.* Where density times the number of elements is below 1, mergekit keeps nothing and mergepipe one element,
+  as `ties` does on both sides. {deliberate:,} elements.
 """,
     "breadcrumbs_ties": _TIES
-    + _RESCALE.lstrip("\n")
-    + _TAIL.lstrip("\n")
-    + """
+    + _RESCALE
+    + _ORDER
+    + _DIVISORS
+    + """\
 - *By design.* At least one element is kept, as in `breadcrumbs`. {deliberate:,} elements.
 """,
     "della": _RESCALE
-    + _TAIL.lstrip("\n")
-    + """
-- *Choice.* Where the weighted deltas cancel, the elected sign hangs on the last bit of the sum. {undecided:,}
-  elements.
+    + _ORDER
+    + _DIVISORS
+    + """\
 - *By design.* The masks are others, as in `dare_linear`; the probabilities are the same (table above). Among equal
   magnitudes of a row mergekit's ranks are arbitrary (an unstable sort), ours go by index. Tensors of more than two
-  dimensions have their rows along the last dimension here, along the second in mergekit.
+  dimensions have their rows along the last dimension here, along the second in mergekit; they were not compared.
 """,
     "della_linear": _RESCALE
-    + _TAIL.lstrip("\n")
-    + """
+    + _ORDER
+    + """\
 - *By design.* Masks and ranks as in `della`.
 """,
     "sce": """
-- *Rounding.* The experts' weights are means of squares over a tensor: float32 trees in mergekit, float64 here. Ours
-  is at most {ours_off:g} units off the exact value, mergekit's {theirs_off:g}.
-- *Choice.* Among equal variances at the threshold mergepipe selects the lowest index, mergekit any (`topk` is
-  unstable). {undecided:,} elements. The {counts:,} tensors that were counted have {other_counts:,} different counts
-  of changed elements.
+- *Rounding.* The experts' weights are means of squares over a tensor: float32 trees in mergekit, float64 here.
+- Ties, among the variances: {other_counts:,} of {counts:,} tensors have another count of changed elements. The weights
+  depend on everything that is selected, so that a tie moves every element of its tensor a little: {undecided:,}
+  elements differ by that. At each of them both sides are within 4 units of the exact value for their own selection, and
+  the selections differ only among equal variances.
 """,
     "model_stock": _ANGLES
-    + """
-- *Rounding, mergekit's side.* The interpolation factor is a ratio of sums; where the cosine is near zero, float32
-  has lost digits of it.
+    + """\
+- *mergekit's rounding.* The interpolation factor is a ratio of sums; where a cosine is near zero, float32 has lost
+  digits of it.
 - *Choice.* Where 1 + (N - 1) cos is within 1e-3 of zero (opposite deltas), the result is as large as one likes, and
   mergekit cuts it off at 1e-6. {undecided:,} elements.
 """,
     "nearswap": """
-- *Rounding.* mergekit multiplies t by the rounded reciprocal of the distance (that is what torch makes of a number
-  over a tensor); mergepipe divides. And where both checkpoints have the same element, mergekit's `w b + (1 - w) a`
-  may be one rounding off it; ours is that element. An emulation gives mergekit's bits at {reproduced:,} of the
-  {emulated:,} elements that differ.
+- *Rounding.* mergekit multiplies t by the rounded reciprocal of the distance (that is what torch makes of a number over
+  a tensor); mergepipe divides. And where both checkpoints have the same element, mergekit's `w b + (1 - w) a` may be
+  one rounding off it; ours is that element. An emulation gives mergekit's bits at {reproduced:,} of the {emulated:,}
+  elements that differ.
 """,
     "arcee_fusion": """
-- *mergekit's rounding decides.* The importance of an element is its change times a divergence of two softmax
-  vectors, which is a sum of terms of either sign; in float32 it is off by about 1e-7, as large as the divergence
-  itself where deltas are small. So elements near the threshold fall on either side of it, whole rows with them.
-  mergepipe computes it in float64. {undecided:,} elements differ, all of them where such an error decides; all
-  others are equal to the bit.
-- *By design.* Above a million elements mergekit takes its quartiles from a random sample (with replacement);
-  mergepipe takes all elements, so its threshold is the exact one.
+- *mergekit's rounding decides.* The importance of an element is its change times a divergence of two softmax vectors,
+  which is a sum of terms of either sign; in float32 it was off by up to 4e-7, as much as the divergence itself where
+  deltas are small. So elements near the threshold fall on either side of it, whole rows with them. mergepipe computes
+  it without that error: its choice is another than that of the formula in float64 at {ours_elsewhere:,} elements,
+  mergekit's at {theirs_elsewhere:,}. {undecided:,} elements differ, all of them near enough to the threshold (or, above
+  a million elements, to where a sample may put it); all others are equal to the bit.
+- *By design.* Above a million elements mergekit takes its quartiles from a random sample (with replacement); mergepipe
+  takes all elements, so its threshold is the exact one.
 """,
-    "ram": _TAIL,
-    "ramplus_tl": _TAIL,
+    "ram": _ORDER,
+    "ramplus_tl": _ORDER,
 }

@@ -131,7 +131,7 @@ def with_own_choices(inputs: Inputs, exact: Exact, ours: np.ndarray, theirs: np.
     right = np.ones(ours.shape, bool)
     for out, selected in zip((ours, theirs), selections, strict=True):
         own = evaluate(replace(inputs, selected=selected)).value
-        scale = spacing(np.maximum(np.abs(own), np.abs(np.asarray(inputs.base))))
+        scale = spacing(np.max([np.abs(own), np.abs(inputs.base), *(np.abs(x) for x in inputs.experts)], axis=0))
         right &= np.abs(out.astype(np.float64) - own) <= ROUNDING * scale
     return replace(exact, undecided=exact.undecided | right)
 

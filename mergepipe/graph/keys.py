@@ -53,7 +53,8 @@ def statistic_recipe(statistic: Statistic, tensor: TensorPlan, row_elements: int
     """
     inputs = tuple((slot == 0, _kind(tensor.slots[slot])) for slot in statistic.slots)
     allowed = tensor.params.values["non_finite"]
-    return record_digest("recipe.statistic", statistic.digest(), tensor.work, inputs, row_elements, allowed)
+    code = tensor.operator.code  # of a custom operator, whose statistics may be its own
+    return record_digest("recipe.statistic", statistic.digest(), code, tensor.work, inputs, row_elements, allowed)
 
 
 def _kind(slot: InputRef | None) -> tuple[str, bool] | None:

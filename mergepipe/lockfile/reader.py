@@ -36,7 +36,8 @@ _BLOCKS = re.compile(r"(\S+) (0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
 _REGENERATE = "restore it from version control, or delete it and run `mergepipe build` to write it anew"
 
 _OUTPUT_KEYS = (
-    *("path", "publish", "operator", "operator_version", "code", "numerics", "base", "experts", "params", "budget", "write"),
+    *("path", "publish", "operator", "operator_version", "code", "numerics", "base", "experts"),
+    *("params", "budget", "write"),
     *("sources", "slices", "rules", "expert_bytes_full", "expert_bytes_planned", "bound", "digest", "shards"),
     *("side_files", "tensors"),
 )

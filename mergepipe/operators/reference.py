@@ -23,7 +23,8 @@ _HEAD = """\
 What every merge method computes, what it takes, and what a change of its inputs costs. How parameters are written in a
 `Mergefile.toml`, and which of several values holds for a tensor, is on
 [another page](mergefile.md#where-a-parameter-comes-from); `mergepipe explain OUTPUT TENSOR` shows it for one tensor.
-Methods of your own: [custom operators](../guides/custom-operators.md).
+How far results agree with mergekit's was [measured](../parity.md). Methods of your own are
+[custom operators](../guides/custom-operators.md).
 
 In the formulas `x_i` are the experts in the order of the Mergefile, `w_i` their weights, `y` or `result` is what comes
 out, and `n` is the number of elements of a tensor; every tensor is merged for itself. Arithmetic is float32 (float64

@@ -347,6 +347,7 @@ def test_a_cache_removed_during_the_build_is_an_error_in_words_or_no_harm(built,
     prelude = f"""
 import shutil
 import mergepipe.engine.run as run
+import mergepipe.engine.schedule as schedule
 jobs = 0
 
 def job(task, scratch):
@@ -361,7 +362,7 @@ def check(self):
         shutil.rmtree({str(built.cache)!r})
     return original_check(self)
 
-original, run.run_job = run.run_job, job
+original, schedule.run_job = schedule.run_job, job
 original_check, run.SourceIndex.check_unchanged = run.SourceIndex.check_unchanged, check
 """
     result = built.run("build", "-j", "1", prelude=prelude)

@@ -109,7 +109,7 @@ def test_a_full_output_disk_keeps_the_old_output_and_the_work(small_output, clea
 
 FILL_BEFORE_THE_SECOND = """
 import os
-import mergepipe.project.build as steps
+import mergepipe.project.publication as steps
 
 def publish(ready, *rest, **options):
     if ready.prepared.target.name == "two":

@@ -140,6 +140,7 @@ def test_a_source_that_may_not_be_read_is_named(built, clean):
 MEANWHILE = """
 import os, shutil
 import mergepipe.engine.run as run
+import mergepipe.engine.schedule as schedule
 
 path, moment = {path!r}, {moment}
 
@@ -162,7 +163,7 @@ def finish(self, *rest):
     finished += 1
     return original_finish(self, *rest)
 
-original, run.run_job = run.run_job, job
+original, schedule.run_job = schedule.run_job, job
 original_finish, run.ShardFinisher.finish = run.ShardFinisher.finish, finish
 """
 VANISH = {

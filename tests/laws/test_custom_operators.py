@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ MIDPOINT = '''
 class CustomProject(SmallProject):
     """A project with `[operators]`, whose code may run."""
 
-    declared = {"mid": "ops.py:midpoint"}
+    declared: ClassVar = {"mid": "ops.py:midpoint"}
     allowed = True
 
     def save(self):
@@ -79,7 +80,7 @@ def test_code_runs_only_where_it_is_allowed(project, monkeypatch):
     project.code("raise RuntimeError('this ran')")
     project.allowed = False
     for command in ("build", "plan", "status"):
-        with pytest.raises(MergefileError, match="the code of `ops.py:midpoint` would run") as caught:
+        with pytest.raises(MergefileError, match=r"the code of `ops\.py:midpoint` would run") as caught:
             getattr(project.open(), command)()
         assert "--allow-custom" in caught.value.hint
     monkeypatch.setenv(VARIABLE, "1")
@@ -227,7 +228,7 @@ def test_an_installed_package_offers_operators(project, package):
     first = random_tensors(1, SHAPES, np.dtype("float32"))
     check(project, {name: first[name] * np.float32(0.5) for name in SHAPES})
     project.allowed = False
-    with pytest.raises(MergefileError, match="the package `halves 1.2`"):
+    with pytest.raises(MergefileError, match=r"the package `halves 1\.2`"):
         project.open()
 
 
@@ -236,3 +237,47 @@ def test_an_operator_that_nobody_offers_is_unknown(project, package):
     project.set_output("m", {"operator": "halve", "experts": ["e1"]})
     with pytest.raises(MergefileError, match="unknown operator `halve`"):
         project.open()
+
+
+STATISTIC = '''
+    from dataclasses import dataclass
+    from typing import ClassVar
+    from mergepipe.digest import record_digest
+    from mergepipe.operators.additive import Linear
+    from mergepipe.operators.contract import Reduction, Statistic
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Count(Statistic):
+        name: ClassVar = "count"
+        version: ClassVar = 1
+        slots: tuple[int, ...]
+
+        def settings(self):
+            return ()
+
+        def measure(self, tiles):
+            return bytes([sum(tile.shape[0] for tile in tiles) * FACTOR % 251])
+
+    class Mine(Linear):
+        def reduces(self, prepared, facts):
+            return True
+
+        def reduce(self, prepared, facts, slots):
+            count = Count(slots=(1,))
+            values = yield (count,)
+            total = sum(value[0] for value in values[count])
+            return Reduction(value=total, key=record_digest("count", total))
+
+        def apply(self, inputs, prepared, reduction=None):
+            return super().apply(inputs, prepared) * 0 + reduction.value
+'''
+
+
+def test_changed_code_of_a_statistic_takes_it_again(project):
+    project.declared = {"mid": "ops.py:Mine"}
+    project.code(STATISTIC.replace("FACTOR", "1"))
+    project.set_output("m", {"operator": "mid", "experts": ["e1", "e2"]})
+    project.build()
+    project.code(STATISTIC.replace("FACTOR", "2"))
+    project.build()
+    assert {float(value) for value in np.unique(project.tensors("m")["model.norm.weight"])} == {80.0}

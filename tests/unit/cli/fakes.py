@@ -13,6 +13,7 @@ import pytest
 from support.cli import Result
 
 from mergepipe.cli.main import run
+from mergepipe.project.explain import OutputExplanation, ParameterGroup, TensorExplanation
 from mergepipe.project.reports import (
     EXACT,
     Bound,
@@ -122,6 +123,18 @@ STATUS = StatusReport(
         ),
     },
 )
+EXPLAINED = OutputExplanation(
+    output="assistant",
+    groups=(
+        ParameterGroup(
+            operator="linear",
+            decision="merge",
+            tensors=("model.norm.weight",),
+            params={"normalize": True},
+            experts={"code": {"weight": 0.5}},
+        ),
+    ),
+)
 CACHE = CacheInfo(
     path="/models/.mergecache",
     packs=3,
@@ -181,6 +194,9 @@ class FakeProject:
 
     def status(self, outputs: tuple[str, ...] = ()) -> StatusReport:
         return self._called("status", {"outputs": outputs}, STATUS)
+
+    def explain(self, output: str, tensor: str | None = None) -> OutputExplanation | TensorExplanation:
+        return self._called("explain", {"output": output, "tensor": tensor}, EXPLAINED)
 
     def cache_info(self) -> CacheInfo:
         return self._called("cache_info", {}, CACHE)

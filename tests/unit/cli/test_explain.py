@@ -75,7 +75,7 @@ def test_an_output_is_explained_in_groups_of_equal_parameters(project):
 
 
 def test_an_unknown_tensor_is_refused_with_one_that_is_near(project):
-    with pytest.raises(MergefileError, match="has no tensor `model.layers.1.mpl.weight`") as caught:
+    with pytest.raises(MergefileError, match=r"has no tensor `model\.layers\.1\.mpl\.weight`") as caught:
         project.open().explain("m", "model.layers.1.mpl.weight")
     assert "`model.layers.1.mlp.weight`" in caught.value.hint
 

@@ -110,7 +110,7 @@ SETTINGS = {
 
 
 def passes(operator, experts, params, shape, spread, block_elements, dtype="float32"):
-    """Return how often the inputs of a tensor are gone through: once to merge, and once for each round of statistics."""
+    """Return how often a tensor's inputs are gone through: once to merge, and once for each round of statistics."""
     rng = np.random.default_rng(0)
     base = rng.standard_normal(shape).astype(dtype)
     arrays = [(base + spread * rng.standard_normal(shape)).astype(dtype) for _ in range(experts)]
