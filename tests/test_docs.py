@@ -143,7 +143,7 @@ experts = ["math"]
     [
         _SUPPORTED.replace('path = "b"', 'hub = "org/model"'),
         _SUPPORTED.replace('path = "b"', 'path = "b"\nprogressive = true'),
-        _SUPPORTED + '[outputs.merged.budget]\nexpert_reads = "25%"\n',
+        _SUPPORTED + '[outputs.merged.budget]\nstats = "sample"\nexpert_reads = "25%"\n',
         _SUPPORTED.replace('path = "b"', 'path = "b"\non = "lora"\n[sources.lora]\npath = "c"\non = "base"'),
         _SUPPORTED.replace('path = "b"', 'path = "b"\non = "merged"').replace('["math"]', '["base"]'),
     ],

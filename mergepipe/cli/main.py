@@ -30,6 +30,7 @@ from mergepipe.cli.options import GlobalOptions
 from mergepipe.cli.plan import plan
 from mergepipe.cli.session import Session
 from mergepipe.cli.status import status
+from mergepipe.cli.sweep import sweep
 
 _EXAMPLES = (
     ("mergepipe init", "write a Mergefile for the checkpoints found here"),
@@ -48,7 +49,7 @@ def mergepipe(context: click.Context) -> None:
     show_help_if_alone(context)
 
 
-for command in (init, import_, build, plan, status, explain, cache):
+for command in (init, import_, build, plan, sweep, status, explain, cache):
     mergepipe.add_command(command)
 
 

@@ -22,8 +22,9 @@ _EXAMPLES = (
 def plan(session: Session, outputs: tuple[str, ...]) -> None:
     """Show what a build would read, write and decide.
 
-    Reads the headers of the checkpoints, no weights. A plan does not depend on the cache: what is cached already makes
-    the build cheaper than shown.
+    Reads the headers of the checkpoints, no weights; but for an output with a budget the lengths of its deltas are
+    measured once, and kept. A plan does not depend on the cache: what is cached already makes the build cheaper than
+    shown.
     """
     options, console = session.options, session.console
     with make_reporter(console, options) as reporter:

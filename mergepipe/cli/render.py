@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         StatusReport,
     )
 
+_WORST = 3  # tensors named
+
 Show = Callable[[str], str]
 """Shows a path of the Mergefile to somebody in the current directory."""
 
@@ -129,10 +131,25 @@ def _planned(output: PlannedOutput, show: Show, *, verbose: bool) -> Iterator[st
         yield from fact("omitted", [f"{omitted:,} of {total}"])
     yield from fact("writes", [f"{format_bytes(output.output_bytes)} in {format_count(output.shards, 'shard')}"])
     yield from _bound(output.bound, verbose=verbose)
+    yield from _losses(output, verbose=verbose)
+    if output.index_bytes_read:
+        yield from fact("measured", [f"{format_bytes(output.index_bytes_read)} read to plan the budget, once"])
     time = "no time known before the first build" if output.seconds is None else f"about {duration(output.seconds)}"
     yield from fact("estimate", [time, f"{format_bytes(output.peak_memory_bytes)} of memory"])
     for message in (*output.notes, *output.decisions):
         yield f"  note: {plain(message)}"
+
+
+def _losses(output: PlannedOutput, *, verbose: bool) -> Iterator[str]:
+    """Yield how much of the deltas is left out, and the tensors that lose most."""
+    if not output.expert_blocks["omitted"]:
+        return
+    estimate = [] if output.expected_error is None else [f"error about {output.expected_error:.3g} (an estimate)"]
+    yield from fact("left out", [f"{output.omitted_mass:.1%} of the deltas' length", *estimate])
+    if verbose:
+        worst = [loss for loss in output.losses if loss.omitted_bytes][:_WORST]
+        names = [f"{plain(loss.tensor)} ({loss.omitted_mass:.0%} of its deltas)" for loss in worst]
+        yield from fact("most in", names)
 
 
 _LOCK_WORDS = {

@@ -188,9 +188,12 @@ class _Reads:
 
     def _stored(self, block: tuple[InputKey, int], meter: Meter, *, expert: bool, pair: bool) -> None:
         """Count the bytes of a stored block, unless they were, and where asked for the pair."""
-        count = 0 if block in self.claimed else self._reader.block_bytes(*block)
-        meter.expert_bytes += count if expert else 0
-        meter.base_bytes += 0 if expert else count
+        count = self._reader.block_bytes(*block)
+        if block in self.claimed:
+            meter.borrowed_bytes += count if expert else 0
+        else:
+            meter.expert_bytes += count if expert else 0
+            meter.base_bytes += 0 if expert else count
         if pair:
             self._pair(block, meter)
         self.claimed.add(block)
@@ -219,7 +222,7 @@ def _produce(
     for plan in run:
         start, stop = grid.byte_range(plan.block)
         target = out[start - first : stop - first]
-        _make_block(work, plan, reader, scratch, target)
+        make_block(work, plan, reader, scratch, target)
         done.append(BlockDone(plan.block, plan.key, content_digest(target), None))
         meter.computed += plan.copied is None
         meter.copied += plan.copied is not None
@@ -229,7 +232,7 @@ def _produce(
     return done
 
 
-def _make_block(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, target: memoryview) -> None:
+def make_block(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, target: memoryview) -> None:
     tensor = work.recipe.tensor
     if plan.copied is not None:
         key = work.inputs[plan.copied]
@@ -239,7 +242,11 @@ def _make_block(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scra
         _compute(work, plan, reader, scratch, target)
     must_be_finite = tensor.params.values["non_finite"] == "error" and is_mergeable(tensor.dtype)
     if must_be_finite and not all_finite(typed(target, tensor.dtype), tensor.dtype):
-        inputs = [(ref, reader.values(work, slot, plan.block)) for slot, ref in enumerate(tensor.slots) if ref]
+        inputs = [
+            (ref, reader.values(work, slot, plan.block) if slot in plan.reads else None)
+            for slot, ref in enumerate(tensor.slots)
+            if ref
+        ]
         raise non_finite(work.plan, tensor, inputs)
 
 

@@ -76,7 +76,10 @@ def compute_block(
     """
     tensor = recipe.tensor
     with np.errstate(all="ignore"):  # what is not finite is found in the result, and named
-        for tile in _tiles(recipe, block, inputs, aliases, out.size, scratch, rowwise=recipe.rowwise):
+        tiles = _tiles(
+            recipe, block, inputs, aliases, out.size, scratch, rowwise=recipe.rowwise, base=tensor.uses_base
+        )
+        for tile in tiles:
             result = recipe.operator.apply(tile, tensor.prepared, reduction)
             start = tile.start - _first(recipe, block)
             _round(result, out[start : start + tile.shape[0]])
@@ -93,7 +96,8 @@ def measure_block(
     """Return a statistic of the merged elements of a block; parameters as in `compute_block`."""
     size = recipe.merged_elements(block)
     with np.errstate(all="ignore"):
-        return statistic.measure(_tiles(recipe, block, inputs, aliases, size, scratch, rowwise=statistic.rowwise))
+        tiles = _tiles(recipe, block, inputs, aliases, size, scratch, rowwise=statistic.rowwise, base=True)
+        return statistic.measure(tiles)
 
 
 def _first(recipe: TensorRecipe, block: int) -> int:
@@ -110,8 +114,12 @@ def _tiles(
     scratch: Scratch,
     *,
     rowwise: bool,
+    base: bool,
 ) -> Iterator[BlockInputs]:
-    """Cut the first ``size`` elements of a block into tiles, widened to the work dtype."""
+    """Cut the first ``size`` elements of a block into tiles, widened to the work dtype.
+
+    ``base`` says whether the base is an input by itself: one that only stands for experts is not shown.
+    """
     tensor, facts = recipe.tensor, recipe.facts
     stored = [ref is not None and ref.lora is not None and ref.lora.on is None for ref in tensor.experts]
     length = TILE_ELEMENTS
@@ -129,7 +137,7 @@ def _tiles(
                 wide.append(None if source is None else _widen(source[start:stop], slot, tensor.work, scratch))
         yield BlockInputs(
             xp=xp,
-            base=wide[0],
+            base=wide[0] if base else None,
             experts=tuple(None if delta else values for values, delta in zip(wide[1:], stored, strict=True)),
             deltas=tuple(values if delta else None for values, delta in zip(wide[1:], stored, strict=True)),
             shape=(stop - start,),

@@ -21,6 +21,8 @@ class Meter:
         Output blocks computed; copied from a source without arithmetic; taken from earlier builds.
     expert_blocks, borrowed
         (expert, block) pairs read to merge; not read for this output because another one of the same run read them.
+    adapter_bytes, borrowed_bytes
+        The part of ``expert_bytes`` that were factors of adapters; bytes of expert blocks that the borrowed pairs have.
     """
 
     expert_bytes: int = 0
@@ -32,6 +34,8 @@ class Meter:
     cached: int = 0
     expert_blocks: int = 0
     borrowed: int = 0
+    adapter_bytes: int = 0
+    borrowed_bytes: int = 0
 
     def add(self, other: Meter) -> None:
         """Add another meter's counts to this one."""

@@ -5,8 +5,9 @@ Only the thread that runs the build calls these; what a pass is made of are jobs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
@@ -15,15 +16,15 @@ from mergepipe.engine.work import Group, InputKey, Job, JobDone, Measure, Tensor
 from mergepipe.errors import OperatorError
 from mergepipe.graph.blocks import plan_statistic
 from mergepipe.graph.reductions import key_recipe, open_table, start_reduction
-from mergepipe.operators.contract import Reducing, Statistic
+from mergepipe.operators.contract import Statistic, StatisticValues
 
 
 @dataclass(slots=True)
-class _Reducer:
-    """One work's reduction in the making: what it asked for last."""
+class Reducer:
+    """One work's reduction, or survey, in the making: what it asked for last."""
 
     work: TensorWork
-    steps: Reducing
+    steps: Generator[Sequence[Statistic], StatisticValues, Any]
     wanted: tuple[Statistic, ...]
     tables: dict[Statistic, StatisticTable] = field(default_factory=dict)
 
@@ -35,7 +36,14 @@ class GroupPasses:
     ----------
     job_blocks
         How many blocks a job takes.
+
+    Attributes
+    ----------
+    unreported
+        Bytes of `nbytes` that no job will count as gone through.
     """
+
+    unreported = 0
 
     def __init__(
         self, group: Group, index: SourceIndex, store: StatisticStore, pool: HoldPool, job_blocks: int
@@ -45,14 +53,23 @@ class GroupPasses:
         self._store = store
         self._pool = pool
         self._job_blocks = job_blocks
-        self._reducers: list[_Reducer] = []
+        self.reducers: list[Reducer] = []
         self._measures: tuple[Measure, ...] = ()
 
     @property
     def hold_bytes(self) -> int:
         """Bytes to keep between the passes; 0 where nothing is kept: there is one pass, or it is too much."""
-        reduces = any(work.recipe.reduces and work.reduction is None for work in self.group.works)
-        return self.group.input_bytes if reduces and self.group.input_bytes <= self._pool.limit else 0
+        several = any(map(self.has_passes, self.group.works))
+        return self.group.input_bytes if several and self.group.input_bytes <= self._pool.limit else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to go through, for progress."""
+        return self.group.nbytes
+
+    def has_passes(self, work: TensorWork) -> bool:
+        """Return whether what was read for a work's statistics is needed again."""
+        return work.recipe.reduces and work.reduction is None
 
     def measuring(self) -> Iterator[Sequence[Job]]:
         """Yield the jobs of each pass that takes statistics; go on when the outcomes of all of them were taken.
@@ -62,15 +79,15 @@ class GroupPasses:
         OperatorError
             If the statistics have no usable result.
         """
-        self._begin()
-        while self._reducers:
-            self._measures = tuple(self._open(self._reducers))
+        self.begin()
+        while self.reducers:
+            self._measures = tuple(self._open(self.reducers))
             jobs = list(jobs_of(self.group, self._job_blocks, self._measures, self._missing()))
             if jobs:
                 self._hold()
                 yield jobs  # every job of a pass was taken when it goes on
             self._settle_inputs()
-            self._reducers = [reducer for reducer in self._reducers if _go_on(reducer)]
+            self.reducers = [reducer for reducer in self.reducers if self._go_on(reducer)]
 
     def merging(self) -> Sequence[Job]:
         """Return the jobs of the last pass."""
@@ -105,12 +122,33 @@ class GroupPasses:
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin the reductions that are not known."""
         for work in self.group.works:
             if work.recipe.reduces and work.reduction is None:
-                self._reducers.append(_Reducer(work, *start_reduction(work.recipe)))
+                self.reducers.append(Reducer(work, *start_reduction(work.recipe)))
 
-    def _open(self, reducers: Iterable[_Reducer]) -> Iterator[Measure]:
+    def done(self, work: TensorWork, value: Any) -> None:
+        """Take what the statistics of a work came to."""
+        work.reduction = value
+
+    def _go_on(self, reducer: Reducer) -> bool:
+        """Give a reduction what it asked for; return whether it asks for more."""
+        work = reducer.work
+        try:
+            reducer.wanted = tuple(reducer.steps.send(reducer.tables))
+        except StopIteration as stop:
+            self.done(work, stop.value)
+            return False
+        except OperatorError as error:
+            raise OperatorError(
+                f"tensor `{work.name}` of output `{work.plan.output.name}`: {error.message}",
+                hint=error.hint,
+                **{**error.facts, "tensor": work.name, "output": work.plan.output.name},
+            ) from None
+        return True
+
+    def _open(self, reducers: Iterable[Reducer]) -> Iterator[Measure]:
         """Open the table of every statistic that is wanted; works that want the same share it."""
         shared: dict[object, Measure] = {}
         for reducer in reducers:
@@ -137,7 +175,7 @@ class GroupPasses:
         for measure in self._measures:
             work = measure.work
             for block in range(work.recipe.facts.blocks):
-                digests = [self._digest(key, block) for key in work.inputs]
+                digests = [self.digest(key, block) for key in work.inputs]
                 plan = plan_statistic(work.recipe, measure.statistic, measure.recipe, block, digests)
                 if measure.table.holds(plan.key):
                     measure.table.enter(block, plan.key, None)
@@ -145,12 +183,13 @@ class GroupPasses:
                     missing.add(block)
         return missing
 
-    def _digest(self, key: InputKey | None, block: int) -> bytes | None:
+    def digest(self, key: InputKey | None, block: int) -> bytes | None:
+        """Return the digest of a block of an input whose content is known; None if it has no such block."""
         if key is None:
             return None
         adapter = self.group.adapters.get(key)
         if adapter is not None:
-            return adapter.digest(block, self._digest(adapter.on, block))
+            return adapter.digest(block, self.digest(adapter.on, block))
         return self.group.inputs[key].digest(block)
 
     def _hold(self) -> None:
@@ -167,23 +206,6 @@ class GroupPasses:
             for factor in (adapter.a, adapter.b):
                 if factor.known is not None and self._index.tensor(factor.ref.source, factor.ref.info) is None:
                     self._index.add(factor.ref.source, factor.ref.info, factor.known)
-
-
-def _go_on(reducer: _Reducer) -> bool:
-    """Give a reduction what it asked for; return whether it asks for more."""
-    work = reducer.work
-    try:
-        reducer.wanted = tuple(reducer.steps.send(reducer.tables))
-    except StopIteration as stop:
-        work.reduction = stop.value
-        return False
-    except OperatorError as error:
-        raise OperatorError(
-            f"tensor `{work.name}` of output `{work.plan.output.name}`: {error.message}",
-            hint=error.hint,
-            **{**error.facts, "tensor": work.name, "output": work.plan.output.name},
-        ) from None
-    return True
 
 
 def reduce_now(passes: GroupPasses, run: Callable[[Sequence[Job]], Iterable[JobDone]]) -> None:

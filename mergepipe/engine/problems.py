@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mergepipe.errors import OperatorError, PlanError
+from mergepipe.engine.meter import Meter
+from mergepipe.errors import InternalError, OperatorError, PlanError
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
 
@@ -51,3 +52,26 @@ def input_difference(tensor: TensorPlan, digests: Sequence[bytes | None]) -> Non
                 tensor=tensor.name,
                 source=ref.source,
             )
+
+
+def check_reads(plan: OutputPlan, meter: Meter) -> None:
+    """Check that a run read of the experts what the output's budget planned, and no more.
+
+    Raises
+    ------
+    InternalError
+        If not: then nothing may be published.
+    """
+    if plan.outcome is None:
+        return
+    planned, read = plan.outcome.block_bytes, meter.expert_bytes - meter.adapter_bytes
+    used = read + meter.borrowed_bytes  # of what another output read, each block counts for both
+    complete = plan.outcome.is_measured and not meter.cached
+    if used > planned or (used < planned and complete):
+        raise InternalError(
+            f"output `{plan.output.name}` was to read {planned:,} bytes of expert blocks, and {used:,} were used",
+            hint="please report this; nothing was published",
+            output=plan.output.name,
+            planned=planned,
+            read=read,
+        )

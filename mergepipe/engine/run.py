@@ -22,6 +22,7 @@ from mergepipe.cache.reserve import release, reserve
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import DIGEST_SIZE
+from mergepipe.engine.deviation import Comparer, Comparison
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.hold import HoldPool
@@ -29,11 +30,13 @@ from mergepipe.engine.limits import HOLD_BYTES, block_bytes, job_blocks
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
+from mergepipe.engine.problems import check_reads
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.engine.schedule import Scheduler
 from mergepipe.engine.staging import StagedShard, abandoned, staged_name
+from mergepipe.engine.survey import SurveyedOutput, SurveyPasses, surveyed_outputs, surveyed_tensors
 from mergepipe.engine.work import Group, InputKey, JobDone, TensorWork
-from mergepipe.errors import MergepipeError, SourceChangedError
+from mergepipe.errors import InternalError, MergepipeError, SourceChangedError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
 from mergepipe.graph.compile import MergeGraph, compile_graph
@@ -98,6 +101,9 @@ class Engine:
         MergepipeError
             If a source, a number or the disk stops the build; what was finished is kept for the next one.
         """
+        for plan in plans:
+            if plan.is_pending:
+                raise InternalError(f"output `{plan.output.name}` is built before its budget was resolved")
         graph = compile_graph(plans, self._index, self._catalog)
         shards, left = self._shards(plans)
         maker = GroupMaker(self._index, self._catalog, shards, left)
@@ -111,6 +117,8 @@ class Engine:
                 self._catalog, self._packs, self._index, maker, pool, self._reporter, self._passes
             )
             finished = {p.output.name: finisher.finish(p, graph, works, shards, meters[p.output.name]) for p in plans}
+            for plan in plans:
+                check_reads(plan, meters[plan.output.name])
             self._drop_abandoned(plans)
             self._index.check_unchanged()
             return finished
@@ -155,19 +163,82 @@ class Engine:
     ) -> dict[tuple[str, str], TensorWork]:
         self._load_blocks(graph.plans.values())
         groups = maker.groups(graph.pending())
-        sources = list(dict.fromkeys(source for plan in graph.plans.values() for source in plan.sources))
-        groups += maker.hashing(sources, groups)
+        plans = list(graph.plans.values())
+        groups += maker.hashing(_sources(plans), groups)
+        self._run("merging", plans, [self._passes(group) for group in groups], meters, pool)
+        return {(work.plan.output.name, work.name): work for group in groups for work in group.works}
+
+    def survey(self, plans: Sequence[OutputPlan]) -> Mapping[str, SurveyedOutput]:
+        """Measure what the budgets of these outputs are planned from; nothing is merged.
+
+        Returns
+        -------
+        Mapping
+            By output name what was found, and what was read for it, all of it as index bytes.
+
+        Raises
+        ------
+        MergepipeError
+            If a source or a number stops it; what was measured is kept for the next build.
+        """
+        shards, left = self._shards(plans)
+        maker = GroupMaker(self._index, self._catalog, shards, left)
+        meters = {plan.output.name: Meter() for plan in plans}
+        pool = WorkerPool(self._options.workers)
+        try:
+            with reserve(self._catalog.layout):
+                self._load_blocks(plans)
+                passes = [self._survey_passes(group) for group in maker.groups(surveyed_tensors(plans))]
+                self._run("measuring", plans, passes, meters, pool)
+            self._record()
+        finally:
+            pool.close()
+        found = {name: tensor for one in passes for name, tensor in one.found.items()}
+        return surveyed_outputs(plans, found, meters)
+
+    def compare(self, plans: Sequence[OutputPlan]) -> Comparison:
+        """Return how far budgets of one output are from its full read (`mergepipe.engine.deviation`); writes nothing.
+
+        Parameters
+        ----------
+        plans
+            Resolved plans of the same output, whose survey was taken.
+        """
+        first = plans[:1]
+        maker = GroupMaker(self._index, self._catalog, *self._shards(first))
+        pool = WorkerPool(self._options.workers)
+        try:
+            self._load_blocks(first)
+            self._index.settle(_sources(first))
+            comparer = Comparer(maker, self._index, self._store, pool, self._reporter)
+            return comparer.compare(plans, [(group, self._job_blocks(group)) for group in comparer.groups(plans[0])])
+        except SourceChangedError as error:
+            self._index.forget(Path(error.facts["path"]))
+            raise
+        finally:
+            pool.close()
+
+    def _run(
+        self,
+        phase: str,
+        plans: Sequence[OutputPlan],
+        passes: Sequence[GroupPasses],
+        meters: Mapping[str, Meter],
+        pool: WorkerPool,
+    ) -> None:
+        """Bring groups through their passes, and count what that moves."""
+        groups = [one.group for one in passes]
         if self._options.memory is not None and any(work.recipe.reduces for group in groups for work in group.works):
             self._job_memory = self._options.memory // 2  # the other half is for what is kept between passes
-        self._index.settle(sources)
+        self._index.settle(_sources(plans))
         users: dict[str, str] = {}
-        for name, plan in graph.plans.items():
-            users |= {source: name for source in plan.sources if source not in users}
-        self._reporter.begin("merging", sum(group.nbytes for group in groups))
+        for plan in plans:
+            users |= {source: plan.output.name for source in plan.sources if source not in users}
+        self._reporter.begin(phase, sum(one.nbytes for one in passes))
         run = _Run(meters, users)
         scheduler = Scheduler(pool, self._hold, lambda done: self._take(done, run), lambda p: self._finish(p, run))
         try:
-            scheduler.run(self._passes(group) for group in groups)
+            scheduler.run(passes)
         except (MergepipeError, KeyboardInterrupt) as error:
             pool.close()
             if isinstance(error, SourceChangedError):
@@ -176,7 +247,6 @@ class Engine:
             raise
         finally:
             self._reporter.end()
-        return {(work.plan.output.name, work.name): work for group in groups for work in group.works}
 
     def _load_blocks(self, plans: Iterable[OutputPlan]) -> None:
         """Have all block digests at hand that the records will state; what turns out to be damaged is cold again."""
@@ -185,6 +255,9 @@ class Engine:
                 for slot in tensor.slots:
                     if slot is not None:
                         slot_blocks(slot, self._index)
+
+    def _survey_passes(self, group: Group) -> SurveyPasses:
+        return SurveyPasses(group, self._index, self._store, self._hold, self._job_blocks(group))
 
     def _passes(self, group: Group) -> GroupPasses:
         return GroupPasses(group, self._index, self._store, self._hold, self._job_blocks(group))
@@ -215,6 +288,7 @@ class Engine:
             if not adapter.counted:
                 adapter.counted = True
                 meter.expert_bytes += adapter.nbytes if is_expert else 0
+                meter.adapter_bytes += adapter.nbytes if is_expert else 0
                 meter.base_bytes += 0 if is_expert else adapter.nbytes
         self._reporter.advance(done.nbytes)
         self._unrecorded[id(group)] = group
@@ -224,6 +298,7 @@ class Engine:
     def _finish(self, passes: GroupPasses, run: _Run) -> None:
         """Complete a group: count what was read and not merged."""
         group = passes.group
+        self._reporter.advance(passes.unreported)
         for key, count in passes.finish().items():
             run.owner(group, key).index_bytes += count
         for key, adapter in group.adapters.items():
@@ -248,6 +323,10 @@ class Engine:
         release(self._catalog.layout)  # the disk may be full
         with contextlib.suppress(MergepipeError):
             self._record()
+
+
+def _sources(plans: Iterable[OutputPlan]) -> list[str]:
+    return list(dict.fromkeys(source for plan in plans for source in plan.sources))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from mergepipe.digest import DIGEST_SIZE
 from mergepipe.graph.keys import ABSENT, block_key, statistic_key
 from mergepipe.operators.contract import Operator, Reduction, Statistic, TensorFacts
 from mergepipe.plan.facts import tensor_facts
+from mergepipe.plan.recipe import input_form
 from mergepipe.plan.values import Decision, TensorPlan
 
 
@@ -22,6 +23,7 @@ class TensorRecipe:
     """What block states need of a tensor's plan, computed once per tensor."""
 
     tensor: TensorPlan
+    geometry: Geometry
     grid: BlockGrid
     input_grids: tuple[BlockGrid | None, ...]
     facts: TensorFacts
@@ -35,6 +37,7 @@ class TensorRecipe:
         merged = tensor.decision is Decision.MERGE and any(slot is not None for slot in tensor.experts)
         return cls(
             tensor=tensor,
+            geometry=geometry,
             grid=tensor.grid(geometry),
             input_grids=tuple(slot.grid(geometry) if slot else None for slot in tensor.slots),
             facts=facts,
@@ -78,6 +81,8 @@ class BlockPlan:
         The slot whose bytes are the result, or None if it is computed.
     zero, shared
         Expert slots that were found to equal the base, or an earlier input.
+    omitted
+        Expert slots that are left out: outside the access set.
     """
 
     block: int
@@ -86,6 +91,7 @@ class BlockPlan:
     copied: int | None
     zero: tuple[int, ...]
     shared: tuple[int, ...]
+    omitted: tuple[int, ...] = ()
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -107,21 +113,40 @@ def plan_block(
         key = block_key(tensor.recipe, [digest or ABSENT for digest in digests], merged)
         sources = (0, *(None for _ in tensor.experts))
         return BlockPlan(block=block, key=key, sources=sources, copied=0, zero=(), shared=())
+    omitted = _omitted(tensor, block, digests) if merged else ()
+    seen = [None if slot in omitted else digest for slot, digest in enumerate(digests)]
     if merged == 0:  # beyond the rows that all sources have
-        digests = (digests[0], *(None for _ in tensor.experts))
-    elif merged == recipe.elements(block) and not recipe.tensor.uses_base:
-        digests = (None, *digests[1:])
-    sources, zero, shared = _assign(recipe, digests)
-    copied = _copied(recipe, block, sources, merged)
+        seen = [digests[0], *(None for _ in tensor.experts)]
+    anchored = bool(omitted) and not tensor.uses_base
+    unused = merged == recipe.elements(block) and not (tensor.uses_base or anchored)
+    if unused and not tensor.anchored:
+        seen[0] = None
+    sources, zero, shared = _assign(recipe, seen, zeros=tensor.uses_base)
+    if anchored:  # the base's block stands for those that are left out
+        sources = tuple(0 if slot in omitted else source for slot, source in enumerate(sources))
+    elif unused:  # equal blocks of experts are read from the base, but it is no part of the result
+        seen[0] = None
+        sources = sources if 0 in sources[1:] else (None, *sources[1:])
+    copied = _copied(recipe, block, sources, merged, anchored=anchored)
     computed = copied is None and merged > 0
     key = block_key(
         tensor.recipe,
-        [digest or ABSENT for digest in digests],
+        [digest or ABSENT for digest in seen],
         merged,
         reduction=reduction.digest(block) if computed and reduction is not None else None,
         position=block if computed and recipe.operator.names else None,
+        anchor=input_form(tensor.base) if anchored else None,
     )
-    return BlockPlan(block=block, key=key, sources=sources, copied=copied, zero=zero, shared=shared)
+    return BlockPlan(
+        block=block, key=key, sources=sources, copied=copied, zero=zero, shared=shared, omitted=omitted
+    )
+
+
+def _omitted(tensor: TensorPlan, block: int, digests: Sequence[bytes | None]) -> tuple[int, ...]:
+    """Return the slots that are left out of a block; those that have no such block are not."""
+    if tensor.access is None:
+        return ()
+    return tuple(expert + 1 for expert in tensor.access.omitted(block) if digests[expert + 1] is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,16 +184,16 @@ def plan_statistic(
         block if statistic.positional else None,
         statistic.block_settings(block),
     )
-    sources, _, _ = _assign(recipe, wanted)
+    sources, _, _ = _assign(recipe, wanted, zeros=True)
     if statistic.deltas_only and not any(source is not None for source in sources[1:]):
         sources = (None,) * len(sources)
     return StatisticPlan(block=block, key=key, sources=sources)
 
 
 def _assign(
-    recipe: TensorRecipe, digests: Sequence[bytes | None]
+    recipe: TensorRecipe, digests: Sequence[bytes | None], *, zeros: bool
 ) -> tuple[tuple[int | None, ...], tuple[int, ...], tuple[int, ...]]:
-    """Find zero deltas and equal content. Equal means the same bytes in the same dtype, whoever holds them."""
+    """Find equal content, and where ``zeros`` says so zero deltas. Equal is the same bytes in the same dtype."""
     slots = recipe.tensor.slots
     seen: dict[tuple[str, bytes], int] = {}
     sources: list[int | None] = []
@@ -179,7 +204,7 @@ def _assign(
             sources.append(None)
             continue
         first = seen.setdefault((slot.info.dtype, digest), index)
-        if first == 0 and index > 0 and recipe.tensor.uses_base:
+        if first == 0 and index > 0 and zeros:
             zero.append(index)
             sources.append(None)
             continue
@@ -189,22 +214,24 @@ def _assign(
     return tuple(sources), tuple(zero), tuple(shared)
 
 
-def _copied(recipe: TensorRecipe, block: int, sources: tuple[int | None, ...], merged: int) -> int | None:
+def _copied(
+    recipe: TensorRecipe, block: int, sources: tuple[int | None, ...], merged: int, *, anchored: bool
+) -> int | None:
     """Return the slot whose bytes the block equals: by the operator's word, and in the same dtype and extent."""
     tensor = recipe.tensor
     if merged == 0:
         chosen: int | None = 0
     elif merged != recipe.elements(block):
         return None
+    elif anchored and recipe.operator.rests_at_base(tensor.prepared) and not any(sources[1:]):
+        chosen = 0  # every expert is left out, or equals the base
     else:
         present = tuple(source is not None for source in sources[1:])
         index = recipe.operator.copied_input(tensor.prepared, present)
         chosen = None if index is None else index + 1
-    if chosen is None:
-        return None
-    source = sources[chosen]
-    slot = tensor.slots[chosen]
-    if source is None or slot is None or slot.lora is not None or slot.info.dtype != tensor.dtype:
+    source = None if chosen is None else sources[chosen]
+    slot = None if source is None else tensor.slots[source]
+    if slot is None or slot.lora is not None or slot.info.dtype != tensor.dtype:
         return None
     return source
 

@@ -197,6 +197,8 @@ def _reads(
 def _read_state(planned: BlockPlan | None, slot: int, merge: State) -> State:
     if planned is None:
         return merge
+    if slot in planned.omitted:
+        return State.OMITTED
     if slot in planned.zero:
         return State.ZERO
     return State.DIRTY if merge is State.DIRTY and slot in planned.reads else State.CACHED

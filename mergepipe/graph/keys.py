@@ -8,6 +8,7 @@ from typing import Any
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.digest import DIGEST_SIZE, content_digest, record_digest
 from mergepipe.operators.contract import Statistic
+from mergepipe.plan.recipe import input_form
 from mergepipe.plan.values import InputRef, TensorPlan
 
 ABSENT = bytes(DIGEST_SIZE)
@@ -21,6 +22,7 @@ def block_key(
     *,
     reduction: bytes | None = None,
     position: int | None = None,
+    anchor: object = None,
 ) -> bytes:
     """Return the action key of one output block.
 
@@ -36,8 +38,13 @@ def block_key(
         The digest of what the tensor's reduction gives this block, where there is one.
     position
         The number of the block where its place matters: random masks are addressed by it.
+    anchor
+        The form of the base (`mergepipe.plan.recipe.input_form`) where its block stands for one that is left out of a
+        merge that does not use the base otherwise; such inputs are `ABSENT`.
     """
     key = content_digest(b"".join((_BLOCK_TAG, recipe, *inputs, merged_elements.to_bytes(8, "little"))))
+    if anchor is not None:
+        return record_digest("merge-block-anchored", key, reduction, position, anchor)
     if reduction is None and position is None:
         return key
     return record_digest("merge-block", key, reduction, position)
@@ -76,7 +83,16 @@ def statistic_key(
 
 
 def tensor_key(tensor: TensorPlan, geometry: Geometry, inputs: Sequence[bytes | None]) -> bytes:
-    """Return the action key of an output tensor from the tensor digests of its inputs (None: no input)."""
-    return record_digest(
+    """Return the action key of an output tensor from the tensor digests of its inputs (None: no input).
+
+    A tensor of which nothing is left out has the key that it has without a budget.
+    """
+    if tensor.anchored and tensor.common_rows is None and tensor.access is None:
+        inputs = (None, *inputs[1:])
+    key = record_digest(
         "merge-tensor", tensor.recipe, tensor.shape, geometry.block_elements, tensor.common_rows, tuple(inputs)
     )
+    if tensor.access is None:
+        return key
+    anchor = input_form(tensor.base) if tensor.anchored else None
+    return record_digest("merge-tensor-access", key, tensor.access.digest(), anchor)

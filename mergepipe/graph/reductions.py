@@ -10,13 +10,19 @@ from mergepipe.digest import DIGEST_SIZE, record_digest
 from mergepipe.graph.blocks import StatisticPlan, TensorRecipe, plan_statistic
 from mergepipe.graph.keys import statistic_recipe
 from mergepipe.operators.contract import Reducing, Reduction, Statistic
+from mergepipe.plan.values import TensorPlan
 
 
 def start_reduction(recipe: TensorRecipe) -> tuple[Reducing, tuple[Statistic, ...]]:
     """Begin a tensor's reduction: return its steps, and the statistics that it asks for first."""
     tensor = recipe.tensor
-    steps = tensor.operator.reduce(tensor.prepared, recipe.facts, [slot is not None for slot in tensor.slots])
+    steps = tensor.operator.reduce(tensor.prepared, recipe.facts, used_slots(tensor))
     return steps, tuple(next(steps))
+
+
+def used_slots(tensor: TensorPlan) -> list[bool]:
+    """Return which slots are inputs of the formula; a base that only stands for something else is none."""
+    return [tensor.base is not None and tensor.uses_base, *(slot is not None for slot in tensor.experts)]
 
 
 def key_recipe(recipe: TensorRecipe, statistic: Statistic) -> bytes:

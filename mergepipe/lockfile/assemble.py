@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -74,17 +75,31 @@ def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex)
         params=dict(output.params),
         slices=tuple(_slice(part) for part in plan.parts if part.slice is not None),
         rules=tuple(_rule(rule) for rule in output.rules),
-        budget=FULL_BUDGET,
+        budget=FULL_BUDGET if output.budget is None else output.budget.text(),
         write=_write(plan, tokenizer),
         sources={source: index.digest(source) or UNKNOWN_DIGEST for source in plan.sources},
         expert_bytes_full=plan.expert_bytes,
-        expert_bytes_planned=plan.expert_bytes,
-        bound=EXACT_BOUND,
+        expert_bytes_planned=plan.planned_bytes,
+        bound=_bound(plan),
         digest=UNKNOWN_DIGEST,
         shards=(),
         side_files=(),
         tensors=(),
     )
+
+
+def _bound(plan: OutputPlan) -> Mapping[str, str | float]:
+    """Return the bound of a plan; what is not known of it is left out."""
+    if plan.outcome is None:
+        return EXACT_BOUND
+    bound = plan.outcome.bound
+    numbers = {"absolute": finite(bound.absolute), "relative_to_update": finite(bound.relative_to_update)}
+    return {"kind": bound.kind, **{name: value for name, value in numbers.items() if value is not None}}
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number, None for one that is not finite: a bound that is infinite is none."""
+    return None if value is None or not math.isfinite(value) else value
 
 
 def _expert(expert: ExpertRef) -> LockedExpert:
@@ -136,16 +151,19 @@ class ContentCounts:
     ----------
     total, zero, shared
         (expert, block) pairs: all of them; those with a zero delta; those equal to an earlier input of the block.
+    omitted
+        Those that a budget leaves out.
     """
 
     total: int
     zero: int
     shared: int
+    omitted: int = 0
 
     @property
     def read(self) -> int:
-        """Pairs that carry content of their own."""
-        return self.total - self.zero - self.shared
+        """Pairs in the access set that carry content of their own."""
+        return self.total - self.zero - self.shared - self.omitted
 
 
 def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> ContentCounts:
@@ -154,7 +172,7 @@ def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> 
         return ContentCounts(total=0, zero=0, shared=0)
     recipe = TensorRecipe.of(tensor, plan.geometry)
     packed = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
-    total = zero = shared = 0
+    total = zero = shared = omitted = 0
     for block in range(recipe.grid.count):
         at = block * DIGEST_SIZE
         digests = [(blocks[at : at + DIGEST_SIZE] or None) if blocks is not None else None for blocks in packed]
@@ -166,7 +184,8 @@ def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> 
             )
         zero += len(planned.zero)
         shared += sum(_is_expert_slot(tensor, slot) for slot in planned.shared)
-    return ContentCounts(total=total, zero=zero, shared=shared)
+        omitted += len(planned.omitted)
+    return ContentCounts(total=total, zero=zero, shared=shared, omitted=omitted)
 
 
 def _is_expert_slot(tensor: TensorPlan, slot: int) -> bool:
@@ -266,6 +285,7 @@ def _manifest_tensor(tensor: TensorPlan, blocks: bytes, index: SourceIndex) -> M
             _manifest_input(tensor.name, ref, index) for slot in tensor.slots if slot is not None for ref in slot.stored
         ),
         blocks=blocks,
+        levels=None if tensor.access is None else tensor.access.matrix(len(blocks) // DIGEST_SIZE),
     )
 
 
@@ -294,7 +314,7 @@ def expert_block_facts(counts: Mapping[str, ContentCounts], meter: Meter) -> dic
     return {
         "total": sum(count.total for count in counts.values()),
         "read": meter.expert_blocks,
-        "omitted": 0,
+        "omitted": sum(count.omitted for count in counts.values()),
         "zero": sum(count.zero for count in counts.values()),
         "shared": sum(count.shared for count in counts.values()) + meter.borrowed,
     }

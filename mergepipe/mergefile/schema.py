@@ -101,6 +101,14 @@ class Budget:
         """Whether it limits nothing, so that the merge is the full-read merge."""
         return self.expert_reads is None and self.max_error is None and self.share in (None, 1.0)
 
+    def text(self) -> str:
+        """Return it in one word, as the lock has it: ``full``, ``25%``, ``1048576 B``, ``max_error 0.001``."""
+        if self.is_full_read:
+            return "full"
+        if self.max_error is not None:
+            return f"max_error {self.max_error!r}"
+        return f"{self.expert_reads} B" if self.share is None else f"{100 * self.share:.15g}%"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
@@ -127,6 +135,11 @@ class Output:
     slices: tuple[Slice, ...] | None = None
     publish: bool = True
     line: int = field(default=0, compare=False)
+
+    @property
+    def is_budgeted(self) -> bool:
+        """Whether a budget limits what is read of the experts."""
+        return self.budget is not None and not self.budget.is_full_read
 
     @property
     def expert_sources(self) -> tuple[str, ...]:

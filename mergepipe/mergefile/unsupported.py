@@ -38,9 +38,15 @@ def _source(source: Source, mergefile: Mergefile, problems: Problems) -> None:
 
 def _output(output: Output, problems: Problems) -> None:
     path: KeyPath = ("outputs", output.name)
-    if output.budget is not None and not output.budget.is_full_read:
-        hint = 'remove it, or write `expert_reads = "100%"`: the full-read merge'
-        _unsupported(problems, (*path, "budget"), "`budget`", "budget", hint)
+    budget = output.budget
+    if budget is None or budget.is_full_read:
+        return
+    if budget.stats == "sample":
+        hint = "remove it: the deltas are then measured whole, once"
+        _unsupported(problems, (*path, "budget", "stats"), '`stats = "sample"`', "stats", hint)
+    if budget.precision == "levels":
+        hint = "remove it: blocks are then read exactly or not at all"
+        _unsupported(problems, (*path, "budget", "precision"), '`precision = "levels"`', "precision", hint)
 
 
 def _unsupported(problems: Problems, path: KeyPath, what: str, feature: str, hint: str | None = None) -> None:

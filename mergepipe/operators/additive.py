@@ -17,8 +17,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from mergepipe.operators.contract import Array, BlockInputs, Operator, Prepared, Reduction, TensorParams
-from mergepipe.operators.numerics import normaliser, rounded, weighted_sum
+from mergepipe.operators.contract import (
+    Array,
+    BlockInputs,
+    Operator,
+    Prepared,
+    Reduction,
+    TensorFacts,
+    TensorParams,
+)
+from mergepipe.operators.influence import Influence, additive, excess
+from mergepipe.operators.numerics import normaliser, ordered_sum, rounded, weighted_sum
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec, Scope
 
 WEIGHT = ParamSpec(
@@ -87,6 +96,19 @@ class Linear(Operator):
         if prepared.divisor != 1:
             total /= prepared.divisor
         return total
+
+    def rests_at_base(self, prepared: Prepared) -> bool:
+        """Return whether the weights sum to the divisor; see `Operator.rests_at_base`."""
+        sums = (ordered_sum(prepared.coefficients, work) for work in ("float32", "float64"))
+        return any(total == prepared.divisor for total in sums)
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return ``w_i / divisor``, exactly: additive. See `Operator.influence`.
+
+        An omitted expert counts as the base, so the result moves by ``w_i / divisor (x_i - base)``, and the moves add.
+        """
+        shares = [weight / prepared.divisor for weight in prepared.coefficients]
+        return additive(shares, base=excess(shares))
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the only expert where it enters with factor 1; see `Operator.copied_input`."""
@@ -158,6 +180,13 @@ class TaskArithmetic(Operator):
         total += inputs.base
         return total
 
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return ``lambda w_i / divisor``, exactly: additive. See `Operator.influence`.
+
+        The result is linear in the deltas, with coefficients that depend on none of them.
+        """
+        return additive(prepared.scale * weight / prepared.divisor for weight in prepared.coefficients)
+
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where no delta is left; see `Operator.copied_input`."""
         return None if any(present) else -1
@@ -203,6 +232,10 @@ class Passthrough(Operator):
         """Return ``scale * x``; see `Operator.apply`."""
         total = weighted_sum(inputs, prepared.coefficients, deltas=False)
         return inputs.xp.zeros(inputs.shape, dtype=inputs.dtype) if total is None else total
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return the factor, exactly: ``scale x`` moves by ``scale (x - base)``. See `Operator.influence`."""
+        return additive(prepared.coefficients, base=excess(prepared.coefficients))
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the expert where its factor is 1; see `Operator.copied_input`."""

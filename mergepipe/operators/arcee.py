@@ -17,6 +17,7 @@ from mergepipe.operators.contract import (
     TensorFacts,
     TensorParams,
 )
+from mergepipe.operators.influence import Influence, additive
 from mergepipe.operators.numerics import rounded
 from mergepipe.operators.partners import only_expert
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature
@@ -155,6 +156,14 @@ class ArceeFusion(Operator):
         out *= size >= fusion.threshold  # a product, so that NaN stays
         out += inputs.base
         return out
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return 1 for the expert: additive. See `Operator.influence`.
+
+        An element is the base or moves by its delta. The threshold is that of the full read, and the divergence of a
+        row depends on that row alone; so what is read of the expert gives what it gives in the full read.
+        """
+        return additive(prepared.coefficients, base=None)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where the delta is zero; see `Operator.copied_input`."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mergepipe.digest import record_digest
+from mergepipe.operators.influence import Influence
 from mergepipe.signatures import OperatorReference, OperatorSignature, Scalar
 
 Array = Any
@@ -275,28 +276,6 @@ class Reduction:
         return record_digest("reduction", self.key, self.block_keys[block] if self.block_keys else b"")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Influence:
-    """How much a delta moves the result: what a budget weighs deltas by, and what bounds the error of leaving some out.
-
-    Attributes
-    ----------
-    factors
-        Per expert how much longer the result's change can be than the delta's, |c| for a coefficient c; 0 for one that
-        is no input. Where nothing is known, a measure of its weight all the same: it decides what is read first.
-    kind
-        ``additive``: leaving out deltas moves a block by at most the sum of factor times norm over them. ``mean``: the
-        result is the base plus ``spread`` times a weighted mean of deltas, element by element, so that a block moves by
-        at most ``2 spread`` times the norm of all deltas together. ``none``: no bound is known.
-    spread
-        See ``mean``.
-    """
-
-    factors: tuple[float, ...]
-    kind: str
-    spread: float = 0.0
-
-
 Reducing = Generator[Sequence[Statistic], StatisticValues, Reduction]
 """Yields the statistics that are needed next, is sent their values, returns the reduction; may ask several times."""
 
@@ -384,9 +363,18 @@ class Operator(ABC):
         """Return the merged values (work dtype, ``inputs.shape``); valid until the next call with the same scratch."""
 
     def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
-        """Return how much each expert's delta moves the result, with the reduction of the full read where there is one."""
+        """Return how much each expert's delta moves the result; with the full read's reduction where there is one."""
         del facts, reduction
         return Influence(factors=tuple(abs(value) for value in prepared.coefficients), kind="none")
+
+    def rests_at_base(self, prepared: Prepared) -> bool:
+        """Return whether the merge of experts that are all the base is the base.
+
+        Asked of an operator that does not use the base, for blocks of which a budget leaves out every expert: they are
+        copied from the base then, and computed from it where not.
+        """
+        del prepared
+        return False
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return which input the result equals bit for bit, or None if it must be computed.

@@ -40,6 +40,7 @@ from mergepipe.signatures import (
 
 _SETTINGS = "__mergepipe_settings__"
 _PROBE_ELEMENTS = 3
+_METHODS = ("prepare", "check", "rowwise", "reduces", "reduce", "influence", "rests_at_base", "copied_input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ class _Named(Operator):
         self.names = inner.names  # type: ignore[misc]
         self.code = code  # type: ignore[misc]
         self._inner = inner
-        for method in ("prepare", "check", "rowwise", "reduces", "reduce", "copied_input"):
+        for method in _METHODS:
             setattr(self, method, getattr(inner, method))
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:

@@ -41,7 +41,7 @@ class GramOfValues(Statistic):
         """Return the inner products of a block; see `Statistic.measure`."""
         from mergepipe.operators.vectors import fill_values
 
-        return _measure(tiles, len(self.slots), fill_values(self.slots))
+        return packed_products(tiles, len(self.slots), fill_values(self.slots))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +62,11 @@ class GramOfDeltas(Statistic):
         from mergepipe.operators.vectors import fill_deltas
 
         experts = [slot - 1 for slot in self.slots if slot]
-        return _measure(tiles, len(experts), fill_deltas(experts))
+        return packed_products(tiles, len(experts), fill_deltas(experts))
 
 
-def _measure(tiles: Iterator[BlockInputs], count: int, fill: Any) -> bytes:
+def packed_products(tiles: Iterator[BlockInputs], count: int, fill: Any) -> bytes:
+    """Return the inner products of a block's vectors, packed float64: the first with itself, with the second, ..."""
     import numpy as np
 
     from mergepipe.operators.vectors import CHUNK_ELEMENTS, chunks, inner_products

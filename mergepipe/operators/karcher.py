@@ -19,6 +19,7 @@ from mergepipe.operators.contract import (
     TensorParams,
 )
 from mergepipe.operators.gram import NO_ANGLE, copied, gram_of_values
+from mergepipe.operators.influence import Influence, additive, excess
 from mergepipe.operators.numerics import rounded, weighted_sum
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
 
@@ -127,6 +128,14 @@ class Karcher(Operator):
             return copied(inputs, inputs.value(0, 1))
         total = weighted_sum(inputs, reduction.value, deltas=False)
         return copied(inputs, None) if total is None else total
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return the coefficients of the full read, exactly: additive, as they are given. See `Operator.influence`.
+
+        An omitted checkpoint counts as the base, with the coefficient that it has.
+        """
+        coefficients = prepared.coefficients if reduction is None else reduction.value
+        return additive(coefficients, base=excess(coefficients))
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return a single checkpoint; see `Operator.copied_input`."""

@@ -19,6 +19,7 @@ from mergepipe.operators.contract import (
     TensorParams,
 )
 from mergepipe.operators.gram import NO_ANGLE, copied, gram_of_experts
+from mergepipe.operators.influence import Influence, additive
 from mergepipe.operators.numerics import rounded
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
 
@@ -153,6 +154,20 @@ class ModelStock(Operator):
             total.reshape(-1, inputs.row_elements)[...] *= shares[:, None]
         total += inputs.base
         return total
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return ``t / N`` of the full read, exactly: additive; none row by row. See `Operator.influence`.
+
+        With the share given the result is linear in the deltas. Row by row it is made from the rows of the block
+        itself: without one of the deltas it is another, and next to a singular angle there is no limit to the
+        difference.
+        """
+        assert isinstance(prepared, ModelStockPrepared)
+        if prepared.by_row(facts):
+            count = len(prepared.experts)
+            return Influence(factors=tuple(abs(value) / count for value in prepared.coefficients), kind="none")
+        share = 0.0 if reduction is None else reduction.value
+        return additive(share if live else 0.0 for live in prepared.live)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where no delta is left; see `Operator.copied_input`."""

@@ -21,6 +21,7 @@ from mergepipe.operators.contract import (
     TensorParams,
 )
 from mergepipe.operators.gram import NO_ANGLE, combination, copied, gram_of_experts
+from mergepipe.operators.influence import Influence, additive
 from mergepipe.operators.numerics import CANCELLATION, normaliser, rounded
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
 
@@ -171,6 +172,13 @@ class MultiSlerp(Operator):
             return combination(inputs, reduction.value)
         lone = prepared.lone
         return copied(inputs, inputs.base if lone is None or not inputs.has(lone) else inputs.value(lone, 1))
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return the coefficients of the full read, exactly: additive, as they are given. See `Operator.influence`."""
+        assert isinstance(prepared, MultiSlerpPrepared)
+        if reduction is not None:
+            return additive(reduction.value)
+        return additive(1.0 if index == prepared.lone else 0.0 for index in range(len(prepared.coefficients)))
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return a lone expert, and the base where no delta is left; see `Operator.copied_input`."""

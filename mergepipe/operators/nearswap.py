@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from mergepipe.operators.contract import Array, BlockInputs, Operator, Prepared, Reduction, TensorParams
+from mergepipe.operators.contract import (
+    Array,
+    BlockInputs,
+    Operator,
+    Prepared,
+    Reduction,
+    TensorFacts,
+    TensorParams,
+)
+from mergepipe.operators.influence import Influence, additive
 from mergepipe.operators.numerics import rounded
 from mergepipe.operators.partners import only_expert
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
@@ -92,6 +101,13 @@ class NearSwap(Operator):
         share *= inputs.base
         out -= share
         return out if equal is None else xp.where(equal, inputs.base, out)
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return 1 for the expert: additive. See `Operator.influence`.
+
+        An element moves by ``w |x - base|`` with ``w`` at most 1, whatever the others do.
+        """
+        return additive(prepared.coefficients, base=None)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where the delta is zero; see `Operator.copied_input`."""

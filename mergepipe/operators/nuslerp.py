@@ -21,6 +21,7 @@ from mergepipe.operators.contract import (
     TensorParams,
 )
 from mergepipe.operators.gram import NO_ANGLE, combination, copied, gram_of_experts
+from mergepipe.operators.influence import Influence, additive
 from mergepipe.operators.numerics import rounded
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
 
@@ -174,6 +175,22 @@ class NuSlerp(Operator):
         if reduction is not None:
             return blended_columns(inputs, reduction.value)
         return blended_rows(inputs, prepared.t, prepared.work)
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return the weights of the full read, exactly: additive; none along rows. See `Operator.influence`.
+
+        With its two weights given the result is linear in the deltas. Down columns each column has weights of its own,
+        and the largest bounds them all. Along rows the weights are made from the rows of the block itself: without one
+        of the deltas they are others, and next to opposite vectors there is no limit to the difference.
+        """
+        assert isinstance(prepared, NuSlerpPrepared)
+        if not all(prepared.live):
+            return additive(1.0 if value else 0.0 for value in prepared.coefficients)
+        if reduction is None:
+            return Influence(factors=tuple(map(abs, prepared.coefficients)), kind="none")
+        if isinstance(reduction.value[0], float):
+            return additive(reduction.value)
+        return additive((float(abs(weights).max()) for weights in reduction.value), base=None)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the only expert with a weight, and the base where no delta is left; see `Operator.copied_input`."""

@@ -23,6 +23,7 @@ from mergepipe.operators.contract import (
     TensorFacts,
     TensorParams,
 )
+from mergepipe.operators.influence import Influence, additive
 from mergepipe.operators.numerics import rounded
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
 
@@ -130,6 +131,25 @@ class Ram(Operator):
         """Return the base with all changes; see `Operator.apply`."""
         assert isinstance(prepared, RamPrepared)
         return _merged(inputs, prepared, reduction.value if reduction else None)
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return 1, or how much stronger an expert's own changes are, and a bound for whole blocks (``mean``).
+
+        Of an element, let p experts that are read have changed it, and q others. The merged moves are the means of
+        p + q and of p deltas, and differ by ``q / (p + q)`` times the difference of two means, of q and of p deltas: by
+        at most ``sqrt(q / (p (p + q)))``, which is below 1, times the root of the sum of all squared deltas
+        (Cauchy-Schwarz); for p = 0 the mean of q deltas is at most that root. Where p = 1 and that expert's own
+        changes are multiplied by f >= 1 (ramplus_tl), the factor is ``sqrt(f^2 - (2 f - 1) / (q + 1)) <= f``; where
+        p = 0 and q = 1 it is f. So a block moves by at most ``max(f) sqrt(sum(n_i^2))``. Alone, an expert's change is
+        added as it is: additive. See `Operator.influence`.
+        """
+        owns = prepared.coefficients
+        if reduction is not None:
+            owns = tuple(f if live else 0.0 for f, live in zip(reduction.value, prepared.live, strict=True))
+        if sum(prepared.live) <= 1:
+            return additive(owns, base=None)
+        spread = tuple(max(owns) if live else 0.0 for live in prepared.live)
+        return Influence(factors=owns, kind="mean", spread=spread)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where no delta is left; see `Operator.copied_input`."""

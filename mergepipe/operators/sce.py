@@ -19,6 +19,7 @@ from mergepipe.operators.contract import (
     TensorFacts,
     TensorParams,
 )
+from mergepipe.operators.influence import ROOT_OF_2, Influence, additive
 from mergepipe.operators.numerics import ordered_sum, rounded
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
 
@@ -172,6 +173,23 @@ class Sce(Operator):
             return out
         deltas = _selected_deltas(inputs, prepared, fusion, experts)
         return _average(inputs, deltas, [fusion.weights[index] for index in experts])
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return the weights of the full read, and a bound for whole blocks (``mean``). See `Operator.influence`.
+
+        With or without some deltas, a merged element's move is 0 or a weighted mean of deltas of one sign (times a
+        factor of at most 1), so its magnitude is at most that of one of them, ``|d_p|`` or ``|d_q|``. If both moves
+        have one sign they differ by at most the larger magnitude. If not, p and q are two experts, and
+        ``|d_p| + |d_q| <= sqrt(2 (d_p^2 + d_q^2))``. The sum of squares over the elements of a block is at most
+        ``2 sum(n_i^2)``. An omitted delta, however small, may change what is selected and which sign wins: the bound
+        is about all deltas of the block.
+        """
+        assert isinstance(prepared, ScePrepared)
+        weights = reduction.value.weights if reduction is not None else prepared.coefficients
+        if sum(prepared.live) <= 1 or (reduction is not None and reduction.value.nothing):
+            return additive(weights)
+        spread = tuple(ROOT_OF_2 if live else 0.0 for live in prepared.live)
+        return Influence(factors=tuple(weights), kind="mean", spread=spread)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where no delta is left; see `Operator.copied_input`."""

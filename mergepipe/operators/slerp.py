@@ -19,6 +19,7 @@ from mergepipe.operators.contract import (
     TensorParams,
 )
 from mergepipe.operators.gram import NO_ANGLE, combination, copied, gram_of_values
+from mergepipe.operators.influence import Influence, additive, excess
 from mergepipe.operators.numerics import rounded
 from mergepipe.operators.partners import only_expert
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
@@ -140,6 +141,20 @@ class Slerp(Operator):
         inputs.xp.multiply(inputs.value(prepared.other, 1), blend.other, out=term)
         total += term
         return total
+
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return the weight of the other checkpoint in the full read, exactly: additive. See `Operator.influence`.
+
+        With both weights given, the result is linear in the other's value: leaving it out (taking the base in its
+        place) moves the result by its weight times the delta.
+        """
+        assert isinstance(prepared, SlerpPrepared)
+        weight, base = prepared.coefficients[prepared.other], 0.0
+        if reduction is not None:
+            blend: Blend = reduction.value
+            weight = blend.other
+            base = 0.0 if blend.base is None else excess((blend.base, blend.other))
+        return additive((weight if value else 0.0 for value in prepared.coefficients), base=base)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base at t = 0, the other checkpoint at t = 1; see `Operator.copied_input`."""

@@ -25,6 +25,7 @@ from mergepipe.operators.contract import (
     TensorFacts,
     TensorParams,
 )
+from mergepipe.operators.influence import ROOT_OF_2, Influence, additive
 from mergepipe.operators.numerics import normaliser, rounded
 from mergepipe.operators.sparsifiers import ByMagnitude, ByRank, Sparsifier
 
@@ -141,6 +142,40 @@ class SparseTaskArithmetic(Operator):
         total += inputs.base
         return total
 
+    def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
+        """Return what each delta can move, and what the rest can, where a sign is elected. See `Operator.influence`.
+
+        Masks and factors are the full read's and depend on the expert's own delta alone. So a delta that is left out
+        is a term of 0, and the other terms are what they are. A term is ``w_i r_i`` times the delta or 0, with r_i the
+        largest factor that an element can have.
+
+        Without an election the result is the sum of terms times ``lambda / divisor``: additive, with
+        ``|lambda w_i r_i / divisor|``. So it is with one expert, which always agrees with itself.
+
+        With one, let F be the experts that agree in the full read, and B those that do without the omitted deltas. If
+        both results have one sign, B is a part of F. If not, F and B have no expert in common.
+
+        - Divided by the weights that agree, and weights of one sign (``mean``): a result is a weighted mean of
+          ``r_i d_i`` of one sign, at most the largest of them. Results of one sign differ by at most the largest, of
+          two signs by at most ``|r_p d_p| + |r_q d_q|`` of two experts, which is at most ``sqrt(2)`` times the root of
+          the sum of all squares.
+        - Not divided (``sum``): results of one sign differ by the omitted terms that agree, of two signs by the terms
+          of F and of B: by at most the sum of the magnitudes of all terms, and of a block (Minkowski) the sum of
+          ``|lambda w_i r_i| n_i``.
+        - Divided, and weights of both signs: what agrees may nearly cancel in the divisor. No bound is known.
+        """
+        assert isinstance(prepared, SparsePrepared)
+        reach = [
+            abs(prepared.scale) * _largest_factor(prepared, facts, index, reduction) if live else 0.0
+            for index, live in enumerate(prepared.live)
+        ]
+        weighted = [factor * weight for factor, weight in zip(reach, prepared.coefficients, strict=True)]
+        if not self.elects:
+            dropped = bool(_dropping(prepared, facts))
+            sign = math.copysign(1.0, prepared.scale)
+            return additive((sign * value / prepared.divisor for value in weighted), base=None if dropped else 0.0)
+        return _elected(prepared, reach, weighted)
+
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where no delta is left; see `Operator.copied_input`."""
         return None if any(present) else -1
@@ -165,6 +200,34 @@ def _dropping(prepared: Prepared, facts: TensorFacts) -> list[tuple[int, Sparsif
     assert isinstance(prepared, SparsePrepared)
     pairs = zip(prepared.live, prepared.sparsifiers, strict=True)
     return [(i, s) for i, (live, s) in enumerate(pairs) if live and not s.keeps_all(facts)]
+
+
+def _largest_factor(prepared: SparsePrepared, facts: TensorFacts, index: int, reduction: Reduction | None) -> float:
+    """Return the largest factor that an element of an expert's delta is multiplied by, its weight aside."""
+    sparsifier = prepared.sparsifiers[index]
+    kept = reduction.value.get(index) if reduction is not None else None
+    if sparsifier.density >= 1 or (kept is None and isinstance(sparsifier, ByMagnitude)):
+        return 1.0
+    if prepared.rescale != "density":
+        return float(kept.factor) if kept is not None else 1.0
+    if not isinstance(sparsifier, ByRank):
+        return prepared.factors[index]
+    least = sparsifier.density if facts.row_elements == 1 else sparsifier.density - sparsifier.epsilon
+    return rounded((1 / least,), prepared.work)[0]  # that of the smallest magnitude of a row
+
+
+def _elected(prepared: SparsePrepared, reach: Sequence[float], weighted: Sequence[float]) -> Influence:
+    """Return the influence where a sign is elected: see `SparseTaskArithmetic.influence`."""
+    weights = [weight for weight in prepared.coefficients if weight]
+    total = math.fsum(map(abs, weights)) if prepared.normalize else 1.0
+    factors = tuple(abs(value) / (total or 1.0) for value in weighted)
+    if len(weights) <= 1:
+        return Influence(factors=factors, kind="additive")
+    if not prepared.normalize:
+        return Influence(factors=factors, kind="sum", spread=factors)
+    if min(weights) < 0 < max(weights):
+        return Influence(factors=factors, kind="none")
+    return Influence(factors=factors, kind="mean", spread=tuple(ROOT_OF_2 * value for value in reach))
 
 
 def _combined(

@@ -20,12 +20,13 @@ from mergepipe.mergefile.problems import key_path
 from mergepipe.mergefile.resolve import unmatched_rules
 from mergepipe.mergefile.schema import Output, Rule
 from mergepipe.plan.adapters import adapter_notes, resized, with_bases
+from mergepipe.plan.budgeted import check_budget, settled
 from mergepipe.plan.layout import TensorSlot, lay_out
 from mergepipe.plan.parts import Operators, Part, whole_output
 from mergepipe.plan.slices import config_source, slice_notes, slice_parts
 from mergepipe.plan.stacking import restacked
 from mergepipe.plan.tensors import plan_tensors
-from mergepipe.plan.values import LayerOrigin, OutputPlan, TensorPlan
+from mergepipe.plan.values import InputRef, LayerOrigin, OutputPlan, TensorPlan
 
 _NAMED = 3
 
@@ -78,7 +79,11 @@ def plan_output(
         base_bytes=0,
         expert_blocks=0,
     )
-    return _with_costs(plan)
+    plan = _with_costs(plan)
+    refused = check_budget(plan)
+    if refused is not None:
+        raise refused
+    return settled(plan)
 
 
 def _sources(parts: Sequence[Part]) -> dict[str, Checkpoint]:
@@ -232,14 +237,29 @@ def _with_costs(plan: OutputPlan) -> OutputPlan:
 
 
 def plan_digest(plan: OutputPlan) -> bytes:
-    """Return the digest of all that a plan decides; access is full: every (expert, block) at the exact level."""
+    """Return the digest of all that a plan decides.
+
+    It names what every tensor leaves out (``full`` if none does), or the budget while that is not resolved.
+    """
     entries = [
         (
             tensor.name,
             tensor.recipe,
-            tuple((slot.source, slot.info.name) if slot else None for slot in tensor.slots),
+            tuple((slot.source, slot.info.name) if slot else None for slot in _deciding_slots(tensor)),
         )
         for tensor in plan.tensors
     ]
+    access: object = "full"
+    if plan.is_pending:
+        assert plan.output.budget is not None, "a plan that waits has a budget"
+        access = plan.output.budget.text()
+    elif any(tensor.access is not None for tensor in plan.tensors):
+        access = [None if tensor.access is None else tensor.access.digest() for tensor in plan.tensors]
     headers = [shard.header for shard in plan.layout.shards]
-    return record_digest("plan", plan.output.name, plan.geometry.block_elements, "full", entries, headers)
+    return record_digest("plan", plan.output.name, plan.geometry.block_elements, access, entries, headers)
+
+
+def _deciding_slots(tensor: TensorPlan) -> tuple[InputRef | None, ...]:
+    """Return a tensor's inputs without a base that stands for nothing, because nothing is left out."""
+    unused = tensor.anchored and tensor.access is None and tensor.common_rows is None
+    return (None, *tensor.experts) if unused else tensor.slots

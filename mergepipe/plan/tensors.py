@@ -141,14 +141,15 @@ def _plan_tensor(
     experts = tuple(ref if live else None for ref, live in zip(refs, prepared.live, strict=True))
     tail = common if common != _rows(info.shape) else None
     dtype = part.output.write.dtype or info.dtype
-    needs_base = part.uses_base or tail is not None
-    reference = value_ref(part, part.definer, wanted) if needs_base else None
+    anchored = part.output.is_budgeted and not part.uses_base
+    of_base = value_ref(part, part.definer, wanted)
+    reference = of_base if part.uses_base or tail is not None else None
     return TensorPlan(
         name=wanted.name,
         dtype=dtype,
         shape=info.shape,
         decision=Decision.MERGE,
-        base=reference,
+        base=of_base if anchored else reference,
         experts=experts,
         operator=part.operator,
         base_source=None if part.base is None else part.base.source,
@@ -159,6 +160,7 @@ def _plan_tensor(
         work=work,
         recipe=preparer.recipe(params, work, dtype, (reference, *experts)),
         common_rows=tail,
+        anchored=anchored,
     )
 
 

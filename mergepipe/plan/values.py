@@ -5,14 +5,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.geometry import BlockGrid, Geometry, grid
 from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.mergefile.schema import Output
 from mergepipe.operators.contract import Operator, Prepared, TensorParams
+from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.layout import ShardLayout
 from mergepipe.plan.parts import Part
+
+if TYPE_CHECKING:
+    from mergepipe.plan.bounds import ErrorBound
+    from mergepipe.plan.budget import TensorLoss
 
 
 class Decision(enum.Enum):
@@ -104,6 +110,10 @@ class TensorPlan:
         The digest of all that turns inputs into values (`mergepipe.plan.recipe`).
     common_rows
         With ``rows = "common"`` and differing row counts: how many leading rows are merged; otherwise None.
+    anchored
+        Whether ``base`` is there to stand for blocks that a budget leaves out, though the operator does not use it.
+    access
+        Which blocks of the experts it is made from; None for all of them, and while a budget is not resolved.
     """
 
     name: str
@@ -121,6 +131,8 @@ class TensorPlan:
     work: str
     recipe: bytes
     common_rows: int | None = None
+    anchored: bool = False
+    access: TensorAccess | None = None
 
     @property
     def slots(self) -> tuple[InputRef | None, ...]:
@@ -160,6 +172,40 @@ class LayerOrigin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetOutcome:
+    """What a budget came to.
+
+    Attributes
+    ----------
+    block_bytes
+        Bytes of expert blocks in the access set; the factors of adapters, which are always read, not among them.
+    omitted_blocks
+        The (expert, block) pairs that are left out.
+    bound
+        How far the output may be from the full-read merge.
+    expected
+        The error if what is left out were orthogonal: an estimate.
+    omitted_mass
+        The share of the length of all deltas that is left out, 0 to 1.
+    experts
+        By expert the bytes that are read, adapters' factors among them.
+    losses
+        The tensors that lose most, first those that lose more.
+    is_measured
+        Whether it was planned from the content of the sources, so that the bytes that a build reads are known exactly.
+    """
+
+    block_bytes: int
+    omitted_blocks: int
+    bound: ErrorBound
+    expected: float
+    omitted_mass: float
+    experts: Mapping[str, int]
+    losses: tuple[tuple[str, TensorLoss], ...]
+    is_measured: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPlan:
     """The plan of one output: what is read, what is computed, and where it goes.
 
@@ -186,7 +232,9 @@ class OutputPlan:
     expert_bytes, base_bytes
         What a full-read merge reads of experts and of the base, in bytes.
     expert_blocks
-        The (expert, block) pairs of the access set.
+        The (expert, block) pairs of a full read.
+    outcome
+        What the output's budget came to; None without a budget, and while it is not resolved.
     """
 
     output: Output
@@ -203,6 +251,32 @@ class OutputPlan:
     expert_bytes: int
     base_bytes: int
     expert_blocks: int
+    outcome: BudgetOutcome | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is not known yet which blocks the output's budget buys."""
+        return self.outcome is None and self.output.is_budgeted
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes that are read of the experts, adapters among them; of a full read while a budget is not resolved."""
+        return self.expert_bytes if self.outcome is None else self.outcome.block_bytes + self.adapter_bytes
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of the factors of adapters."""
+        return sum(
+            self.factor_bytes(tensor, slot) for tensor in self.tensors for slot in tensor.experts if slot is not None
+        )
+
+    def factor_bytes(self, tensor: TensorPlan, slot: InputRef) -> int:
+        """Return the bytes of an adapter's factors, for a merged tensor that takes it as an expert; else 0."""
+        if tensor.decision is not Decision.MERGE or slot.lora is None:
+            return 0
+        stop = tensor.merged_blocks(self.geometry)
+        factors = [ref for ref in (slot.lora.a, slot.lora.b) if tensor.is_expert(ref)]
+        return sum(_bytes(slot, ref, 0, stop, self.geometry) for ref in factors)
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -218,14 +292,18 @@ class OutputPlan:
         return sum(_bytes(slot, ref, 0, stop, self.geometry) for ref in slot.stored if tensor.is_expert(ref)), blocks
 
     def base_cost(self, tensor: TensorPlan, slot: InputRef) -> int:
-        """Return the bytes that a full read takes of the base for a merged tensor; 0 for an expert."""
+        """Return the bytes that the access takes of the base for a merged tensor; 0 for an expert."""
         if tensor.decision is not Decision.MERGE:
             return 0
         layout, first, is_base = tensor.grid(self.geometry), 0, slot is tensor.base
-        if is_base and not tensor.uses_base:  # only for the rows behind the common ones
-            first = (tensor.common_rows or 0) // layout.block_rows
+        if is_base and not tensor.uses_base:  # for the rows behind the common ones, and for what is left out
+            first = layout.count if tensor.common_rows is None else tensor.common_rows // layout.block_rows
         stored = [ref for ref in slot.stored if is_base or not tensor.is_expert(ref)]
-        return sum(_bytes(slot, ref, first, layout.count, self.geometry) for ref in stored)
+        cost = sum(_bytes(slot, ref, first, layout.count, self.geometry) for ref in stored)
+        if is_base and tensor.anchored and tensor.access is not None:
+            left_out = [block for block in range(first) if tensor.access.omitted(block)]
+            cost += sum(_bytes(slot, ref, b, b + 1, self.geometry) for ref in stored for b in left_out)
+        return cost
 
     @property
     def blocks(self) -> int:

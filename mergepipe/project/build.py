@@ -27,8 +27,9 @@ from mergepipe.lockfile.assemble import (
 from mergepipe.lockfile.reader import parse_lock
 from mergepipe.lockfile.records import LockedOutput
 from mergepipe.plan.values import OutputPlan
+from mergepipe.project.budgets import PENDING, resolved
 from mergepipe.project.facts import Facts, KnownOutput, changed_facts, current_facts, encode_files, known_output
-from mergepipe.project.reports import EXACT, OutputReport
+from mergepipe.project.reports import OutputReport, OutputStatus, bound_of
 from mergepipe.project.stages import Plans, record_place, tokenizer_of
 from mergepipe.publish.directory import recheck, touched_files
 from mergepipe.publish.sidefiles import SideFile
@@ -99,16 +100,33 @@ def prepare_again(prepared: Prepared, plans: Plans, index: SourceIndex, catalog:
     """Look again at an output that is made from stages, now that their content is known."""
     if prepared.unchanged or prepared.forced or not plans.stages_of(prepared.plan):
         return prepared
-    again = _prepare(prepared.plan, prepared.side_files, plans, index, catalog)
-    return recheck_published(again, catalog)
+    return _again(prepared, prepared.plan, plans, index, catalog)
+
+
+def prepare_resolved(
+    prepared: Prepared, plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog
+) -> Prepared:
+    """Look again at an output whose budget is resolved now: ``plan`` has its access set."""
+    again = _again(prepared, plan, plans, index, catalog)
+    if not prepared.forced:
+        return again
+    # What is replaced by force is written whatever else is known.
+    return replace(again, reasons=again.reasons or prepared.reasons, forced=True, only_touched=False)
+
+
+def _again(
+    prepared: Prepared, plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog
+) -> Prepared:
+    return recheck_published(_prepare(plan, prepared.side_files, plans, index, catalog), catalog)
 
 
 def _prepare(
     plan: OutputPlan, files: tuple[SideFile, ...], plans: Plans, index: SourceIndex, catalog: Catalog
 ) -> Prepared:
-    declared = declared_output(plan, tokenizer_of(plan), index)
     target = record_place(plans.mergefile, plan.output)
     known = known_output(catalog, target)
+    plan = resolved(plan, index, catalog, known.record.budget if known else None)
+    declared = declared_output(plan, tokenizer_of(plan), index)
     facts = current_facts(plan, declared, files, index) if known is not None else None
     reasons = _reasons(plan, known, facts, plans, index)
     touched = _touched(target, known) if known is not None and not reasons and plan.output.publish else ()
@@ -137,6 +155,8 @@ def _reasons(
             else f"source `{source}` changed on disk, or was not read before"
             for source in cold
         )
+    if plan.is_pending:
+        return (PENDING,)
     if facts is not None and facts.key() != known.key:
         return changed_facts(known.record.facts, facts) or ("its recipe changed",)
     return ()
@@ -164,7 +184,11 @@ def recheck_published(prepared: Prepared, catalog: Catalog) -> Prepared:
 
 
 def ready_unchanged(
-    prepared: Prepared, lock_path: Path, finished: FinishedOutput | None = None, seconds: float = 0.0
+    prepared: Prepared,
+    lock_path: Path,
+    finished: FinishedOutput | None = None,
+    seconds: float = 0.0,
+    meter: Meter | None = None,
 ) -> Ready:
     """Return the record of an output that is what it should be.
 
@@ -173,6 +197,8 @@ def ready_unchanged(
     finished
         What the engine did to find that out, or to have the bytes of a stage at hand; None where the catalog was asked
         alone.
+    meter
+        What was read for it; None for nothing.
     """
     assert prepared.known is not None, "an unchanged output is known"
     record = prepared.known.record
@@ -180,12 +206,20 @@ def ready_unchanged(
         prepared=prepared,
         locked=parse_lock(record.lock, lock_path).outputs[0],
         finished=None,
-        meter=finished.meter if finished else Meter(cached=prepared.plan.blocks),
+        meter=finished.meter if finished else _untouched(prepared, meter),
         counts={},
         expert_blocks={**record.expert_blocks, "read": 0},
         seconds=seconds,
         blocks=block_digests(finished) if finished else {},
     )
+
+
+def _untouched(prepared: Prepared, measured: Meter | None) -> Meter:
+    """Return the counts of an output that was not made, only measured if at all."""
+    meter = Meter(cached=prepared.plan.blocks)
+    if measured is not None:
+        meter.add(measured)
+    return meter
 
 
 def block_digests(finished: FinishedOutput) -> dict[str, bytes]:
@@ -236,13 +270,24 @@ def report(ready: Ready, started: float) -> OutputReport:
         path=plan.output.path if plan.output.publish else None,
         digest=format_digest(ready.locked.digest),
         operator=plan.output.operator,
-        expert_bytes={"full": plan.expert_bytes, "planned": plan.expert_bytes, "read": meter.expert_bytes},
+        expert_bytes={"full": plan.expert_bytes, "planned": plan.planned_bytes, "read": meter.expert_bytes},
         base_bytes_read=meter.base_bytes,
         index_bytes_read=meter.index_bytes,
         bytes_written=meter.written,
         blocks=block_facts(plan, meter),
         expert_blocks=ready.expert_blocks,
-        bound=EXACT,
+        bound=bound_of(plan),
         seconds=ready.seconds or time.monotonic() - started,
         decisions=plan.decisions,
+    )
+
+
+def status(prepared: Prepared) -> OutputStatus:
+    """Return whether an output is what a build would make, for people."""
+    never = prepared.known is None
+    return OutputStatus(
+        name=prepared.name,
+        state="unbuilt" if never else "stale" if prepared.reasons else "up-to-date",
+        path=prepared.plan.output.path if prepared.plan.output.publish else None,
+        reasons=prepared.reasons,
     )

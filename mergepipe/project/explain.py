@@ -38,7 +38,8 @@ class ExplainedInput:
     dtype
         As stored.
     used
-        ``read``; ``weight 0``, ``missing`` or ``zero delta`` for one that is no input.
+        ``read``; ``weight 0``, ``missing`` or ``zero delta`` for one that is no input; ``for what is left out`` for a
+        base that only stands for what a budget leaves out.
     params
         Its own parameters.
     """
@@ -169,12 +170,18 @@ def explain_tensor(plan: OutputPlan, name: str) -> TensorExplanation:
         reduces=merged and facts.elements > 0 and tensor.operator.reduces(tensor.prepared, facts),
         params={key: ExplainedParam(value=value, origin=resolved.origins[key])
                 for key, value in sorted(resolved.params.items())},
-        base=None if base is None else _input(base.source, tensor.base, "read" if tensor.base else "not read", {}),
+        base=None if base is None else _input(base.source, tensor.base, _base_use(tensor), {}),
         experts=tuple(
             _expert(tensor, index, member.source, part.find(member, wanted) is None, resolved)
             for index, member in enumerate(part.experts)
         ),
     )  # fmt: skip
+
+
+def _base_use(tensor: TensorPlan) -> str:
+    if tensor.anchored and tensor.common_rows is None:
+        return "for what is left out"
+    return "read" if tensor.base else "not read"
 
 
 def _expert(

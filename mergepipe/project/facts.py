@@ -13,8 +13,10 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import record_digest
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.graph.state import tensor_keys
+from mergepipe.lockfile.assemble import FULL_BUDGET
 from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedExpert, LockedOutput, LockedRule, LockedSlice
 from mergepipe.plan.values import OutputPlan
+from mergepipe.project.budgets import KnownBudget
 from mergepipe.publish.directory import PublishedFile, PublishedFiles
 from mergepipe.publish.sidefiles import SideFile
 
@@ -23,7 +25,7 @@ RECORD_VERSION = 2
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Digests of what an output is made of; ``sources`` by name."""
+    """Digests of what an output is made of; ``sources`` by name, ``budget`` empty for a full read."""
 
     operator: bytes
     code: bytes
@@ -33,6 +35,7 @@ class Facts(msgspec.Struct, frozen=True):
     tensors: bytes
     decisions: bytes
     sources: dict[str, bytes]
+    budget: bytes = b""
 
     def key(self) -> bytes:
         """Return the output's action key."""
@@ -47,8 +50,8 @@ class Facts(msgspec.Struct, frozen=True):
             self.tensors,
             self.decisions,
             self.sources,
+            *([self.budget] if self.budget else []),
         )
-
 
     def same_content(self, other: Facts) -> bool:
         """Return whether the tensors and the shards that hold them are the same, whatever lies beside them."""
@@ -59,13 +62,14 @@ class PublishedRecord(msgspec.Struct, frozen=True):
     """What the catalog keeps of an output that was built: its facts, its lock entry, and its content counts.
 
     ``blocks`` are the packed block digests of its tensors, kept where other outputs are made from it: they are needed
-    also when its packs are gone.
+    also when its packs are gone. ``budget`` is what its budget came to, where it has one that had to be measured.
     """
 
     facts: Facts
     lock: str
     expert_blocks: dict[str, int]
     blocks: dict[str, bytes] = {}  # msgspec copies it
+    budget: KnownBudget | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +91,9 @@ def current_facts(
     side_files: Sequence[SideFile],
     index: SourceIndex,
 ) -> Facts | None:
-    """Return an output's facts, or None while the content of a source is not known."""
+    """Return an output's facts, or None while the content of a source, or what its budget buys, is not known."""
+    if plan.is_pending:
+        return None
     keys = tensor_keys(plan, index)
     sources = {source: index.digest(source) or UNKNOWN_DIGEST for source in plan.sources}
     if any(key is None for _, key in keys) or UNKNOWN_DIGEST in sources.values():
@@ -103,13 +109,14 @@ def current_facts(
             declared.params,
             [_slice(part) for part in declared.slices],
             _rules(declared.rules),
-            declared.budget,
+            FULL_BUDGET,
         ),
         layout=record_digest("fact", declared.write, [(s.name, s.header) for s in plan.layout.shards]),
         side_files=record_digest("fact", [(file.name, file.digest) for file in side_files]),
         tensors=record_digest("fact", keys),
         decisions=record_digest("fact", plan.decisions),
         sources=sources,
+        budget=b"" if declared.budget == FULL_BUDGET else record_digest("fact", declared.budget),
     )
 
 
@@ -131,6 +138,7 @@ _NAMES: Mapping[str, str] = {
     "operator": "the operator or its version changed",
     "code": "the code of a custom operator changed",
     "parameters": "weights, parameters or rules changed",
+    "budget": "the budget changed",
     "layout": "the way it is written (dtype, shard size, tokenizer) changed",
     "side_files": "config or tokenizer files changed",
     "decisions": "the tensor sets of the sources changed",
@@ -152,10 +160,17 @@ def changed_facts(old: Facts, new: Facts) -> tuple[str, ...]:
 
 
 def encode_published(
-    facts: Facts, files: PublishedFiles, lock: str, expert_blocks: Mapping[str, int], blocks: Mapping[str, bytes]
+    facts: Facts,
+    files: PublishedFiles,
+    lock: str,
+    expert_blocks: Mapping[str, int],
+    blocks: Mapping[str, bytes],
+    budget: KnownBudget | None,
 ) -> Published:
     """Return the catalog's form of an output that was built; ``files`` are those in its directory, if it has one."""
-    record = PublishedRecord(facts=facts, lock=lock, expert_blocks=dict(expert_blocks), blocks=dict(blocks))
+    record = PublishedRecord(
+        facts=facts, lock=lock, expert_blocks=dict(expert_blocks), blocks=dict(blocks), budget=budget
+    )
     return Published(key=facts.key(), files=encode_files(files), record=msgspec.msgpack.encode(record))
 
 

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore, hash_shard
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.checkpoint import CheckpointFile
+from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.errors import InternalError, SourceChangedError
 from mergepipe.fsio.identity import FileIdentity
@@ -24,11 +26,17 @@ from mergepipe.graph.state import tensor_nodes
 from mergepipe.lockfile.reader import parse_lock
 from mergepipe.plan.stages import placed
 from mergepipe.plan.values import OutputPlan
-from mergepipe.project.build import Prepared, block_digests, prepare_again
+from mergepipe.project.build import Prepared, block_digests, prepare_again, prepare_resolved
 from mergepipe.project.stages import Plans
 from mergepipe.reporting import Reporter
 
+if TYPE_CHECKING:
+    from mergepipe.engine.survey import SurveyedOutput
+
+T = TypeVar("T")
+
 RunEngine = Callable[[Sequence[OutputPlan]], Mapping[str, FinishedOutput]]
+TakeSurvey = Callable[[Sequence[OutputPlan]], Mapping[str, "SurveyedOutput"]]
 _ATTEMPTS = 3  # how often one pack may turn out damaged before the machine is not to be trusted
 
 
@@ -72,11 +80,15 @@ class LevelBuilder:
     ----------
     engine
         Runs plans whose sources are all there.
+    survey
+        Measures what the budgets of such plans are planned from.
 
     Attributes
     ----------
     finished, seconds
         By output name what the engine made, and how long the run took that made it.
+    measured
+        By output name what was read to plan its budget.
     """
 
     def __init__(
@@ -86,22 +98,27 @@ class LevelBuilder:
         packs: PackStore,
         index: SourceIndex,
         engine: RunEngine,
+        survey: TakeSurvey,
         reporter: Reporter,
     ) -> None:
         self.finished: dict[str, FinishedOutput] = {}
         self.seconds: dict[str, float] = {}
+        self.measured: dict[str, Meter] = {}
         self._plans = plans
         self._catalog = catalog
         self._packs = packs
         self._index = index
         self._engine = engine
+        self._survey = survey
         self._reporter = reporter
         self._contents: dict[str, StageContent] = {}
         self._at_hand: set[str] = set()
         self._failures: dict[str, int] = {}
+        self._resolved: dict[str, OutputPlan] = {}
 
     def introduce(self, prepared: Prepared) -> None:
         """Take an output whose content may be known already."""
+        self._resolved[prepared.name] = prepared.plan
         content = introduce(prepared, self._plans, self._index)
         if content is not None:
             self._contents[prepared.name] = content
@@ -117,11 +134,12 @@ class LevelBuilder:
         """
         found: dict[str, Prepared] = {}
         for level in self._plans.levels():
-            members = [
-                prepare_again(prepared[plan.output.name], self._plans, self._index, self._catalog) for plan in level
-            ]
+            members = self._resolve_all(
+                [prepare_again(prepared[plan.output.name], self._plans, self._index, self._catalog) for plan in level]
+            )
             for member in members:
                 found[member.name] = member
+                self._resolved[member.name] = member.plan
                 if member.name not in self._contents:
                     self.introduce(member)
             pending = [member.plan for member in members if not member.unchanged]
@@ -132,21 +150,78 @@ class LevelBuilder:
                 self._run(pending)
         return {plan.output.name: found[plan.output.name] for plan in self._plans.plans}
 
+    # --- budgets --------------------------------------------------------------------------------------------------
+
+    def _resolve_all(self, members: Sequence[Prepared]) -> list[Prepared]:
+        """Measure what is not known of the outputs whose budgets are not resolved, and look at these again."""
+        pending = [member.plan for member in members if member.plan.is_pending]
+        if not pending:
+            return list(members)
+        plans = self.resolve(pending)
+        return [
+            prepare_resolved(member, plans[member.name], self._plans, self._index, self._catalog)
+            if member.name in plans
+            else member
+            for member in members
+        ]
+
+    def can_measure(self, plan: OutputPlan) -> bool:
+        """Return whether the bytes of all sources of an output are there, without building any of them."""
+        return all(stage in self._at_hand or self._is_whole_stage(stage) for stage in self._plans.stages_of(plan))
+
+    def resolve(self, plans: Sequence[OutputPlan]) -> dict[str, OutputPlan]:
+        """Return the plans with their access sets, by output name; the weights are read where they were not measured.
+
+        Raises
+        ------
+        MergepipeError
+            If anything stops the engine; what was measured is kept for the next build.
+        """
+        from mergepipe.plan.budgeted import with_access
+
+        found = self.survey(plans)
+        return {plan.output.name: with_access(plan, found[plan.output.name].survey) for plan in plans}
+
+    def survey(self, plans: Sequence[OutputPlan]) -> Mapping[str, SurveyedOutput]:
+        """Return what the budgets of these outputs are planned from, by output name; see `resolve`."""
+        started = time.monotonic()
+        found = self.over(self._survey, plans)
+        for name, surveyed in found.items():
+            self.measured.setdefault(name, Meter()).add(surveyed.meter)
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+        return found
+
+    def over(self, run: Callable[[Sequence[OutputPlan]], T], plans: Sequence[OutputPlan]) -> T:
+        """Run something that reads all that these outputs are made from, with the bytes of their stages at hand."""
+        for plan in plans:
+            for stage in self._plans.stages_of(plan):
+                self._fetch(stage)
+        return self._mended(run, plans)
+
     # --- running --------------------------------------------------------------------------------------------------
 
+    def _plan_of(self, stage: str) -> OutputPlan:
+        """Return a stage's plan, with its access set."""
+        plan = self._resolved.get(stage, self._plans.stages[stage].plan)
+        if plan.is_pending:
+            plan = self._resolved[stage] = self.resolve([plan])[stage]
+        return plan
+
+    def _mended(self, run: Callable[[Sequence[OutputPlan]], T], plans: Sequence[OutputPlan]) -> T:
+        """Run something over plans; where the bytes of a stage turn out damaged or gone, build it again, and go on."""
+        while True:
+            try:
+                return run(plans)
+            except SourceChangedError as error:
+                self._mend(error)
+
     def _run(self, plans: Sequence[OutputPlan]) -> None:
-        """Run the engine; where the bytes of a stage turn out damaged or gone, build it again, and run once more."""
+        """Run the engine, with the bytes of all stages that it needs at hand."""
         started = time.monotonic()
         for plan in plans:
             for stage in self._needed(plan):
                 self._fetch(stage)
-        while True:
-            try:
-                made = self._engine(plans)
-                break
-            except SourceChangedError as error:
-                self._mend(error)
-        for name, output in made.items():
+        for name, output in self._mended(self._engine, plans).items():
             self._take(name, output)
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
@@ -173,15 +248,19 @@ class LevelBuilder:
         """
         if stage in self._at_hand:
             return
-        content = self._contents[stage]
-        if content.blocks and all(map(self._is_whole, content.packs, self._plans.stages[stage].checkpoint.files)):
+        content = self._contents.get(stage)
+        if content is not None and self._is_whole_stage(stage):
             with self._catalog.transaction():
                 for pack in content.packs:
                     self._packs.refresh(pack)  # it is in use: not the first to be pruned
             self._place(stage)
             self._at_hand.add(stage)
         else:
-            self._run([self._plans.stages[stage].plan])
+            self._run([self._plan_of(stage)])
+
+    def _is_whole_stage(self, stage: str) -> bool:
+        content, files = self._contents.get(stage), self._plans.stages[stage].checkpoint.files
+        return content is not None and bool(content.blocks) and all(map(self._is_whole, content.packs, files))
 
     def _is_whole(self, pack: str, file: CheckpointFile) -> bool:
         identity = FileIdentity.at(self._packs.path(pack))
@@ -192,6 +271,8 @@ class LevelBuilder:
         earlier = self.finished.get(name)
         if earlier is not None:
             output.meter.add(earlier.meter)
+        elif name in self.measured:
+            output.meter.add(self.measured[name])
         self.finished[name] = output
         if name not in self._plans.stages:
             return

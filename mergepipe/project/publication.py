@@ -17,6 +17,7 @@ from mergepipe.lockfile.manifest import render_manifest
 from mergepipe.lockfile.records import Lockfile
 from mergepipe.lockfile.writer import render_lock
 from mergepipe.plan.values import OutputPlan
+from mergepipe.project.budgets import known_budget
 from mergepipe.project.build import Prepared, Ready
 from mergepipe.project.facts import current_facts, encode_files, encode_published, known_output
 from mergepipe.project.stages import Plans, record_place
@@ -103,14 +104,16 @@ def publish(ready: Ready, plans: Plans, index: SourceIndex, catalog: Catalog, pa
     assert facts is not None, "every input of a finished output is known"
     text = render_lock(Lockfile(geometry=prepared.plan.geometry.id, sources=(), outputs=(ready.locked,)))
     blocks = ready.blocks if plans.is_stage(prepared.name) else {}
+    budget = known_budget(prepared.plan, index)
     if not prepared.plan.output.publish:
-        catalog.record_published(prepared.target, encode_published(facts, (), text, ready.expert_blocks, blocks))
+        published = encode_published(facts, (), text, ready.expert_blocks, blocks, budget)
+        catalog.record_published(prepared.target, published)
         return
     contents = _contents(ready, finished, plans, index, packs)
     with Publication(prepared.target, force=force) as publication:
         files = publication.assemble(contents)
         _confirm_packs(prepared.name, finished, catalog, packs)
-        published = encode_published(facts, files, text, ready.expert_blocks, blocks)
+        published = encode_published(facts, files, text, ready.expert_blocks, blocks, budget)
         catalog.record_published(prepared.target, published)
         crash_point("publish.recorded")
         publication.swap()

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mergepipe.lockfile.assemble import finite
+from mergepipe.plan.values import OutputPlan
+
 Json = dict[str, Any]
 
 
@@ -23,6 +26,18 @@ class Bound:
 
 
 EXACT = Bound(kind="exact", absolute=0.0, relative_to_update=0.0)
+
+
+def bound_of(plan: OutputPlan) -> Bound:
+    """Return what is known of the distance between a planned output and its full-read merge."""
+    if plan.outcome is None:
+        return Bound(kind="none", absolute=None, relative_to_update=None) if plan.is_pending else EXACT
+    found = plan.outcome.bound
+    return Bound(
+        kind=found.kind,
+        absolute=finite(found.absolute),
+        relative_to_update=finite(found.relative_to_update),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +112,27 @@ class BuildReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What a tensor loses by a budget: expert bytes that are not read, and what is known of the error.
+
+    ``bound`` is None where no bound is known, ``expected`` an estimate, ``omitted_mass`` the share of the length of
+    its deltas that is left out.
+    """
+
+    tensor: str
+    omitted_bytes: int
+    bound: float | None
+    expected: float | None
+    omitted_mass: float
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOutput:
-    """What a build of one output would read and make, from shapes and settings alone.
+    """What a build of one output would read and make: from shapes and settings, and with a budget the deltas' lengths.
 
     Attributes
     ----------
@@ -107,11 +141,16 @@ class PlannedOutput:
     tensors
         How many tensors the output has.
     experts
-        Per expert: bytes of a full read.
+        Per expert: bytes that are read.
     blocks, expert_blocks
         ``total`` of output blocks; ``total`` and ``omitted`` (expert, block) pairs.
     seconds
         An estimate from the throughput of earlier builds; None before the first one.
+    index_bytes_read
+        Source bytes that were read just now to plan a budget.
+    expected_error, omitted_mass, losses
+        With a budget: the error if what is left out were orthogonal (an estimate), the share of the length of all
+        deltas that is left out, and the tensors that lose most.
     """
 
     name: str
@@ -131,6 +170,10 @@ class PlannedOutput:
     shards: int
     decisions: tuple[str, ...]
     notes: tuple[str, ...]
+    index_bytes_read: int = 0
+    expected_error: float | None = None
+    omitted_mass: float = 0.0
+    losses: tuple[Loss, ...] = ()
 
     def as_json(self) -> Json:
         """Return the JSON form."""
@@ -144,6 +187,10 @@ class PlannedOutput:
             "blocks": dict(self.blocks),
             "expert_blocks": dict(self.expert_blocks),
             "bound": self.bound.as_json(),
+            "expected_error": self.expected_error,
+            "omitted_mass": self.omitted_mass,
+            "losses": [loss.as_json() for loss in self.losses],
+            "index_bytes_read": self.index_bytes_read,
             "shards": self.shards,
             "estimate": {
                 "seconds": self.seconds,

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout
@@ -14,12 +15,13 @@ from mergepipe.cache.maintenance import cache_info, prune
 from mergepipe.cache.packs import PackStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
+from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.fsio.locks import exclusive
 from mergepipe.lockfile.reader import read_lock
 from mergepipe.lockfile.records import LockedOutput, Lockfile
 from mergepipe.mergefile.parse import LoadOperators, load_mergefile
-from mergepipe.mergefile.schema import CustomOperator, Output
+from mergepipe.mergefile.schema import Budget, CustomOperator, Output
 from mergepipe.operators.registry import operators, signatures
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
@@ -31,7 +33,6 @@ from mergepipe.project.planning import planned_output
 from mergepipe.project.reports import (
     BuildReport,
     CacheInfo,
-    OutputStatus,
     PlanReport,
     PruneReport,
     StatusReport,
@@ -39,6 +40,12 @@ from mergepipe.project.reports import (
 from mergepipe.project.stages import Plans
 from mergepipe.reporting import Reporter, SilentReporter
 from mergepipe.signatures import OperatorSignature
+
+if TYPE_CHECKING:
+    from mergepipe.engine.run import Engine
+    from mergepipe.engine.survey import SurveyedOutput
+    from mergepipe.project.evaluate import Command
+    from mergepipe.project.sweep_report import SweepReport
 
 CACHE_DIRECTORY = ".mergecache"
 
@@ -148,9 +155,7 @@ class Project:
             publication.take_over(plans, catalog, force=force)
             index = plans.index(catalog, self._geometry)
             packs = PackStore(catalog, self._geometry)
-            builder = LevelBuilder(
-                plans, catalog, packs, index, lambda some: self._run_engine(some, catalog, packs, index), self._reporter
-            )
+            builder = self._builder(plans, catalog, packs, index)
 
             def lock_with(entries: Sequence[LockedOutput]) -> Lockfile:
                 return locking.next_lock(old, entries, plans, index, self._geometry.id)
@@ -177,7 +182,10 @@ class Project:
         )
 
     def plan(self, outputs: Sequence[str] = ()) -> PlanReport:
-        """Return what a build of these outputs would read and make; reads headers only, writes nothing.
+        """Return what a build of these outputs would read and make.
+
+        Reads headers only and writes nothing, but for outputs with a budget: which blocks it buys follows from the
+        lengths of the deltas, which are measured once and kept in the cache.
 
         Raises
         ------
@@ -185,11 +193,19 @@ class Project:
             For everything that a build would refuse before it reads weights.
         """
         plans = self._plans(select_outputs(self.mergefile, outputs))
+        measured: Mapping[str, Meter] = {}
         with self._reading() as catalog:
             rate = catalog.throughput()
-            return PlanReport(
-                outputs={p.output.name: planned_output(p, self._workers, self._memory, rate) for p in plans.plans}
-            )
+            found = self._resolved(plans, catalog)
+        if any(plan.is_pending for plan in found):
+            with self._writing() as (catalog, _):
+                found, measured = self._measured(plans, catalog)
+        return PlanReport(
+            outputs={
+                p.output.name: planned_output(p, self._workers, self._memory, rate, measured.get(p.output.name))
+                for p in found
+            }
+        )
 
     def status(self, outputs: Sequence[str] = ()) -> StatusReport:
         """Return which outputs are what a build would make, and why the others are not; reads no weights."""
@@ -204,12 +220,21 @@ class Project:
             for plan in plans.plans:  # what an output is made from stands before it
                 prepared.append(steps.prepare(plan, plans, index, catalog))
                 introduce(prepared[-1], plans, index)
-            statuses = {p.name: _status(p) for p in prepared}
+            statuses = {p.name: steps.status(p) for p in prepared}
             verified = all(p.unchanged for p in prepared)
             entries = [steps.ready_unchanged(p, self.lock_path).locked if verified else p.declared for p in prepared]
             new = locking.next_lock(old, entries, plans, index, self._geometry.id)
             lock_state = locking.lock_state(old, new, verified=verified)
         return StatusReport(lock_path=self.lock_path.name, lock_state=lock_state, outputs=statuses)
+
+    def sweep(
+        self, output: str, budgets: Sequence[Budget | str], *, measure: bool = False, mapped: bool = False,
+        command: Command | None = None,
+    ) -> SweepReport:  # fmt: skip
+        """Return what budgets come to for one output, whatever its own is; see `mergepipe.project.sweep`."""
+        from mergepipe.project.sweep import SweptProject
+
+        return SweptProject(self).swept(output, budgets, measure=measure, mapped=mapped, command=command)
 
     def explain(self, output: str, tensor: str | None = None) -> OutputExplanation | TensorExplanation:
         """Return how an output's tensors are merged: all of them in groups, or one with the origin of every value.
@@ -243,6 +268,31 @@ class Project:
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
+    def _resolved(self, plans: Plans, catalog: Catalog) -> list[OutputPlan]:
+        """Return the plans with their access sets, as far as the cache knows what they follow from."""
+        if not any(plan.is_pending for plan in plans.plans):
+            return list(plans.plans)
+        index = plans.index(catalog, self._geometry)
+        found = []
+        for plan in plans.plans:
+            prepared = steps.prepare(plan, plans, index, catalog)
+            introduce(prepared, plans, index)
+            found.append(prepared.plan)
+        return found
+
+    def _measured(self, plans: Plans, catalog: Catalog) -> tuple[list[OutputPlan], Mapping[str, Meter]]:
+        """Measure what is needed to resolve the budgets; those of outputs made from stages that are not built stay."""
+        index = plans.index(catalog, self._geometry)
+        builder = self._builder(plans, catalog, PackStore(catalog, self._geometry), index)
+        found = []
+        for plan in plans.plans:
+            prepared = steps.prepare(plan, plans, index, catalog)
+            builder.introduce(prepared)
+            found.append(prepared.plan)
+        ready = [plan for plan in found if plan.is_pending and builder.can_measure(plan)]
+        resolved = builder.resolve(ready) if ready else {}
+        return [resolved.get(plan.output.name, plan) for plan in found], builder.measured
+
     def _bring_about(
         self,
         prepared: Mapping[str, steps.Prepared],
@@ -258,19 +308,29 @@ class Project:
         for name, p in looked_at.items():
             done, took = builder.finished.get(name), builder.seconds.get(name, 0.0)
             if done is None or p.unchanged or steps.is_confirmed(p, index):
-                ready.append(steps.ready_unchanged(p, self.lock_path, done, took))
+                meter = done.meter if done else builder.measured.get(name)
+                ready.append(steps.ready_unchanged(p, self.lock_path, done, took, meter))
             else:
                 ready.append(steps.ready_built(p, done, index, took))
         _note_throughput(catalog, ready, seconds)
         return ready
 
-    def _run_engine(
-        self, plans: Sequence[OutputPlan], catalog: Catalog, packs: PackStore, index: SourceIndex
-    ) -> Mapping[str, FinishedOutput]:
-        from mergepipe.engine.run import Engine, EngineOptions  # networkx is imported only to build
+    def _builder(self, plans: Plans, catalog: Catalog, packs: PackStore, index: SourceIndex) -> LevelBuilder:
+        """Return what builds these plans level by level."""
 
-        options = EngineOptions(workers=self._workers, memory=self._memory)
-        return Engine(catalog, packs, index, self._reporter, options).run(plans)
+        def engine() -> Engine:
+            from mergepipe.engine.run import Engine, EngineOptions  # networkx is imported only to build
+
+            options = EngineOptions(workers=self._workers, memory=self._memory)
+            return Engine(catalog, packs, index, self._reporter, options)
+
+        def run(some: Sequence[OutputPlan]) -> Mapping[str, FinishedOutput]:
+            return engine().run(some)
+
+        def survey(some: Sequence[OutputPlan]) -> Mapping[str, SurveyedOutput]:
+            return engine().survey(some)
+
+        return LevelBuilder(plans, catalog, packs, index, run, survey, self._reporter)
 
     def _loader(self, path: Path, *, allow_custom: bool) -> LoadOperators:
         """Return what loads custom operators into this project, where there are any and they are allowed."""
@@ -322,16 +382,6 @@ class Project:
 
 
 _EMPTY_LOCK = Lockfile(geometry=GEOMETRY_1.id, sources=(), outputs=())
-
-
-def _status(prepared: steps.Prepared) -> OutputStatus:
-    never = prepared.known is None
-    return OutputStatus(
-        name=prepared.name,
-        state="unbuilt" if never else "stale" if prepared.reasons else "up-to-date",
-        path=prepared.plan.output.path if prepared.plan.output.publish else None,
-        reasons=prepared.reasons,
-    )
 
 
 def _note_throughput(catalog: Catalog, ready: Sequence[steps.Ready], seconds: float) -> None:

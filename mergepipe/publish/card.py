@@ -48,10 +48,29 @@ def model_card(plan: OutputPlan, locations: Mapping[str, str], digests: Mapping[
         *(_experts(output.experts) if output.slices is None else _slices(plan)),
         "",
         f"Output parameters: {_params(dict(output.params)) or 'defaults'}; {len(output.rules)} rules.",
+        *_budget(plan),
         "`mergepipe.json` holds the full record from which this merge can be made again.",
         "",
     ]
     return "\n".join(lines).encode()
+
+
+def _budget(plan: OutputPlan) -> list[str]:
+    """Return what was read under a budget and how far that can be from the full read, in a paragraph of its own."""
+    outcome, budget = plan.outcome, plan.output.budget
+    if outcome is None or budget is None:
+        return []
+    read = f"{format_bytes(plan.planned_bytes)} of the experts' {format_bytes(plan.expert_bytes)} were read"
+    relative = outcome.bound.relative_to_update
+    known = {
+        "exact": "nothing is missing: it is the full-read merge",
+        "none": "how far that is from the full-read merge is not known",
+    }.get(outcome.bound.kind, "")
+    if not known:
+        far = f"{outcome.bound.absolute:.3g} (Frobenius norm)" if outcome.bound.absolute is not None else ""
+        share = "" if relative is None else f", {100 * relative:.3g}% of what the full read changes"
+        known = f"the weights are at most {far}{share} from the full-read merge"
+    return ["", f"Made under a budget (`{budget.text()}`): {read}; {known}.", ""]
 
 
 def _experts(experts: Sequence[ExpertRef]) -> list[str]:

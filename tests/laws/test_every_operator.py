@@ -235,3 +235,19 @@ def test_a_changed_block_is_measured_alone(tmp_path, name, monkeypatch):
     project.build()
     first = measured[0][1]
     assert {(tensor, block) for tensor, kind, block in measured if kind == first} == {("model.layers.1.mlp.weight", 1)}
+
+
+@pytest.mark.parametrize("name", ["nuslerp", "karcher", "linear"])
+def test_without_a_base_common_rows_are_merged_as_if_there_were_no_others(tmp_path, name):
+    rng = np.random.default_rng(0)
+    weight = "model.embed_tokens.weight"
+    long, short = (rng.standard_normal((rows, 16)).astype(np.float32) for rows in (22, 14))
+    project = SmallProject(tmp_path)
+    for source, array in {"long": long, "cut": long[:14], "short": short}.items():
+        project.add_source(source, {weight: array})
+    project.set_output("m", {"operator": name, "experts": ["long", "short"], "params": {"rows": "common"}})
+    project.set_output("cut-m", {"operator": name, "experts": ["cut", "short"]})
+    project.build()
+    merged = project.tensors("m")[weight]
+    np.testing.assert_array_equal(merged[:14], project.tensors("cut-m")[weight])
+    np.testing.assert_array_equal(merged[14:], long[14:])

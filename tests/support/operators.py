@@ -101,15 +101,30 @@ class Run:
         block_row = self.shape[-1] if len(self.shape) > 1 else 1
         self.block_size = max(1, block_elements // max(1, block_row)) * block_row
         self.measured: list[tuple[Statistic, int]] = []
+        self._omitted: Array | None = None
+        self._anchor: Array | None = None
 
     def _flat(self, array: Array | None) -> Array | None:
         return None if array is None else np.asarray(array).reshape(-1).astype(self.work)
 
-    def result(self) -> Array:
-        """Return the merged tensor in the work dtype."""
+    def result(
+        self, reduction: Reduction | None = None, *, omitted: Array | None = None, anchor: Array | None = None
+    ) -> Array:
+        """Return the merged tensor in the work dtype.
+
+        Parameters
+        ----------
+        reduction
+            That of the full read; made here where it is needed and not given.
+        omitted, anchor
+            Which blocks of the experts are left out, ``(experts, blocks)``: they are not there for an operator that
+            uses the base, and the anchor's for another.
+        """
         operator, prepared, facts = self.operator, self.prepared, self.facts
         operator.check(prepared, facts)
-        reduction = self.reduction() if operator.reduces(prepared, facts) else None
+        if reduction is None:
+            reduction = self.full_reduction()
+        self._omitted, self._anchor = omitted, None if anchor is None else self._flat(anchor)
         out = np.zeros(facts.elements, self.work)
         rowwise = operator.rowwise(prepared, facts)
         with np.errstate(all="ignore"):
@@ -123,6 +138,11 @@ class Run:
                         want = inputs.base if copied < 0 else inputs.experts[copied]
                         assert want is None or np.array_equal(values, want, equal_nan=True)
         return out.reshape(self.shape)
+
+    def full_reduction(self) -> Reduction | None:
+        """Return the reduction of all inputs, None where the operator needs none."""
+        self._omitted = None
+        return self.reduction() if self.operator.reduces(self.prepared, self.facts) else None
 
     def reduction(self) -> Reduction:
         """Drive the operator's reduction."""
@@ -154,7 +174,8 @@ class Run:
         size = max(1, self.tile // row) * row if rowwise and not self.facts.splits_row else self.tile
         memo: dict[Any, Any] = {}
         scratch: dict[tuple[int, int], Array] = {}
-        zero = [self._is_zero(i, first, last) for i in range(len(self.experts))]
+        out = [self._omitted is not None and bool(self._omitted[i, block]) for i in range(len(self.experts))]
+        gone = [out[i] or self._is_zero(i, first, last) for i in range(len(self.experts))]
 
         for start in range(first, last, size):
             stop = min(start + size, last)
@@ -163,8 +184,10 @@ class Run:
                 return scratch.setdefault((n, count), np.full(count, np.nan, self.work))
 
             def cut(array: Array | None, slot: int, start: int = start, stop: int = stop) -> Array | None:
-                if array is None or slot not in slots or (slot and zero[slot - 1]):
+                if array is None or slot not in slots or (slot and gone[slot - 1] and self._anchor is None):
                     return None
+                if slot and out[slot - 1]:
+                    array = self._anchor
                 piece = array[start:stop].copy()
                 piece.flags.writeable = False
                 return piece

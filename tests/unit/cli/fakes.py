@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.cli import Result
+from unit.cli.sweeps import fake_sweep
 
 from mergepipe.cli.main import run
 from mergepipe.project.explain import OutputExplanation, ParameterGroup, TensorExplanation
@@ -19,6 +20,7 @@ from mergepipe.project.reports import (
     Bound,
     BuildReport,
     CacheInfo,
+    Loss,
     OutputReport,
     OutputStatus,
     PlannedOutput,
@@ -26,6 +28,7 @@ from mergepipe.project.reports import (
     PruneReport,
     StatusReport,
 )
+from mergepipe.project.sweep_report import SweepReport
 from mergepipe.reporting import Reporter
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
@@ -106,6 +109,13 @@ PLANNED_BUDGET = replace(
     shards=3,
     decisions=(),
     notes=(),
+    index_bytes_read=4_823_808,
+    expected_error=0.0125,
+    omitted_mass=0.321,
+    losses=(
+        Loss(tensor="model.norm.weight", omitted_bytes=512, bound=0.02, expected=0.01, omitted_mass=0.5),
+        Loss(tensor="lm_head.weight", omitted_bytes=0, bound=0.0, expected=0.0, omitted_mass=0.0),
+    ),
 )
 STATUS = StatusReport(
     lock_path="Mergefile.lock",
@@ -191,6 +201,9 @@ class FakeProject:
     def plan(self, outputs: tuple[str, ...] = ()) -> PlanReport:
         report = PlanReport(outputs={"assistant": PLANNED, "cheap": PLANNED_BUDGET})
         return self._called("plan", {"outputs": outputs}, report)
+
+    def sweep(self, output: str, budgets: list[str], **options: Any) -> SweepReport:
+        return self._called("sweep", {"output": output, "budgets": budgets, **options}, fake_sweep())
 
     def status(self, outputs: tuple[str, ...] = ()) -> StatusReport:
         return self._called("status", {"outputs": outputs}, STATUS)

@@ -158,7 +158,7 @@ def test_errors_collected_twice_are_counted_once(cli):
     ("argv", "message", "hint"),
     [
         (("bild",), "no such command: `bild`", "did you mean `build`?"),
-        (("zzz",), "no such command: `zzz`", "commands are: init, import, build, plan, status, explain, cache"),
+        (("zzz",), "no such command: `zzz`", "commands are: init, import, build, plan, sweep, status, explain, cache"),
         (("cache", "inof"), "no such command: `inof`", "did you mean `info`?"),
         (("build", "--lokced"), "no such option: `--lokced`", "did you mean `--locked`?"),
         (("build", "--cachedir", "x"), "no such option: `--cachedir`", "did you mean `--cache-dir`?"),

@@ -53,7 +53,8 @@ def test_help_lists_the_global_options_apart(cli, command):
 
 def test_help_lists_the_commands_in_order_of_use(cli):
     commands = cli("--help").stdout.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in commands] == ["init", "import", "build", "plan", "status", "explain", "cache"]
+    expected = ["init", "import", "build", "plan", "sweep", "status", "explain", "cache"]
+    assert [line.split()[0] for line in commands] == expected
     assert all(line.endswith(".") for line in commands)
 
 

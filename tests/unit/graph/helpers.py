@@ -13,6 +13,7 @@ from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.graph.compile import MergeGraph, compile_graph, expand_tensor
+from mergepipe.project.budgets import resolved
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -51,6 +52,7 @@ def compiled(project: SmallProject, *outputs: str) -> Iterator[Compiled]:
     catalog = Catalog(CacheLayout(project.cache), project.geometry.block_elements, create=False)
     try:
         index = SourceIndex(catalog, checkpoints, project.geometry)
+        plans = [resolved(found, index, catalog) for found in plans]
         yield Compiled(compile_graph(plans, index, catalog), index, catalog)
     finally:
         catalog.close()

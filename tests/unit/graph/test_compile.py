@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budgets import levels, percent, with_budget
 from support.checkpoints import random_tensors, read_checkpoint
 from support.cli import clean_environment
 from support.projects import SmallProject, edit_tensor
@@ -274,3 +275,21 @@ def test_arrays_never_live_in_the_graph(project):
     with compiled(project) as found:
         values = [value for _, data in found.graph.nodes(data=True) for value in data.values()]
     assert not any(isinstance(value, np.ndarray) for value in values)
+
+
+def test_blocks_outside_the_access_set_are_omitted(project):
+    with_budget(project, percent(50))
+    project.build()
+    assert any(0 in row for rows in levels(project).values() for row in rows)
+    with compiled(project) as found:
+        for name in SHAPES:
+            graph = found.expand(name)
+            states = {
+                (EXPERTS.index(source), block): data["state"]
+                for (kind, source, *_, block), data in graph.nodes(data=True)
+                if kind == "read" and source in EXPERTS
+            }
+            assert {pair for pair, state in states.items() if state == "omitted"} == {
+                (expert, block) for expert, row in enumerate(levels(project)[name]) for block, level in enumerate(row)
+                if not level
+            }

@@ -114,13 +114,17 @@ def test_an_output_that_is_not_published_takes_no_directory():
     ("body", "key_path", "what", "feature"),
     [
         (
-            LINEAR + 'base = "base"\n[outputs.m.budget]\nexpert_reads = "25%"\n',
-            "outputs.m.budget",
-            "`budget`",
-            "budget",
+            LINEAR + 'base = "base"\n[outputs.m.budget]\nexpert_reads = "25%"\nstats = "sample"\n',
+            "outputs.m.budget.stats",
+            '`stats = "sample"`',
+            "stats",
         ),
-        (LINEAR + 'base = "base"\nbudget.expert_reads = "2 GiB"\n', "outputs.m.budget", "`budget`", "budget"),
-        (LINEAR + 'base = "base"\nbudget.max_error = 1e-3\n', "outputs.m.budget", "`budget`", "budget"),
+        (
+            LINEAR + 'base = "base"\nbudget.expert_reads = "2 GiB"\nbudget.precision = "levels"\n',
+            "outputs.m.budget.precision",
+            '`precision = "levels"`',
+            "precision",
+        ),
         ('[sources.x]\nhub = "org/x"\nrevision = "main"\n' + LINEAR, "sources.x.hub", "`hub`", "hub"),
         (
             '[sources.x]\npath = "x"\non = "base"\n[sources.y]\npath = "y"\non = "x"\n' + LINEAR,
@@ -149,9 +153,9 @@ def test_what_later_releases_execute_gives_one_clear_problem(body, key_path, wha
     assert error.facts["unsupported"] == feature
 
 
-def test_the_example_of_the_documentation_waits_for_two_features_and_has_no_mistakes():
+def test_the_example_of_the_documentation_waits_for_one_feature_and_has_no_mistakes():
     found = problems(DESIGN_EXAMPLE)
-    assert [(error.facts["line"], error.facts["unsupported"]) for error in found] == [(14, "hub"), (32, "budget")]
+    assert [(error.facts["line"], error.facts["unsupported"]) for error in found] == [(14, "hub")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What a sweep looks like: text, CSV, a picture, and a page."""

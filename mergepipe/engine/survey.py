@@ -1,0 +1,98 @@
+"""Measuring what budgets are planned from: passes of statistics without a merge behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.cache.statistics import StatisticStore
+from mergepipe.engine.hold import HoldPool
+from mergepipe.engine.meter import Meter
+from mergepipe.engine.passes import GroupPasses, Reducer
+from mergepipe.engine.work import Group, InputKey, Job, JobDone, TensorWork
+from mergepipe.graph.survey import Survey, budget_tensor, is_surveyed, start_survey
+from mergepipe.plan.budget import BudgetTensor
+from mergepipe.plan.values import OutputPlan, TensorPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyedOutput:
+    """The survey of an output, and what the run read for it."""
+
+    survey: Survey
+    meter: Meter
+
+
+class SurveyPasses(GroupPasses):
+    """Drives one group to what its budgets are planned from; nothing is merged.
+
+    Attributes
+    ----------
+    found
+        By (output, tensor) what was measured; filled when the last pass was taken.
+    """
+
+    def __init__(
+        self, group: Group, index: SourceIndex, store: StatisticStore, pool: HoldPool, job_blocks: int
+    ) -> None:
+        super().__init__(group, index, store, pool, job_blocks)
+        self.found: dict[tuple[str, str], BudgetTensor] = {}
+        self.unreported = self.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to go through, for progress: every input once."""
+        return self.group.input_bytes
+
+    def take(self, done: JobDone) -> None:
+        """Enter what a job found; the first jobs that cover the inputs are their progress."""
+        super().take(done)
+        job = done.job
+        share = self.nbytes * job.stop // self.group.blocks - self.nbytes * job.start // self.group.blocks
+        done.nbytes = min(self.unreported, share)
+        self.unreported -= done.nbytes
+
+    def merging(self) -> Sequence[Job]:
+        """Return nothing: there is no such pass."""
+        return ()
+
+    def has_passes(self, work: TensorWork) -> bool:
+        """Return whether there may be more than one round of statistics."""
+        return work.recipe.reduces
+
+    def begin(self) -> None:
+        """Begin the survey of every work."""
+        self.reducers = [Reducer(work, *start_survey(work.recipe)) for work in self.group.works]
+
+    def done(self, work: TensorWork, value: Any) -> None:
+        """Put a price to each block; all inputs are known by now."""
+        blocks = [self._packed(key) for key in work.inputs]
+        self.found[work.plan.output.name, work.name] = budget_tensor(work.recipe, blocks, value)
+
+    def _packed(self, key: InputKey | None) -> bytes | None:
+        if key is None:
+            return None
+        grid = (self.group.adapters.get(key) or self.group.inputs[key]).grid
+        return b"".join(self.digest(key, block) or b"" for block in range(grid.count))
+
+
+def surveyed_tensors(plans: Sequence[OutputPlan]) -> list[tuple[OutputPlan, TensorPlan]]:
+    """Return the tensors that must be measured, in plan order."""
+    return [(plan, tensor) for plan in plans for tensor in plan.tensors if is_surveyed(tensor)]
+
+
+def surveyed_outputs(
+    plans: Sequence[OutputPlan], found: Mapping[tuple[str, str], BudgetTensor], meters: Mapping[str, Meter]
+) -> dict[str, SurveyedOutput]:
+    """Return the survey of each output, in plan order."""
+    return {
+        plan.output.name: SurveyedOutput(
+            survey={
+                tensor.name: found[plan.output.name, tensor.name] for tensor in plan.tensors if is_surveyed(tensor)
+            },
+            meter=meters[plan.output.name],
+        )
+        for plan in plans
+    }

@@ -1,0 +1,394 @@
+"""Which blocks of the experts a budget buys: one order of all of them, cut where the budget ends. Pure, over arrays.
+
+An *item* is a block of an expert that costs something to read; blocks of several experts with the same content at the
+same place are one item. Its *effect* is the operator's factor times the norm of its delta (the sum of both experts' for
+a shared item: equal deltas are parallel), its *gain* the square of that. Items are ordered by gain per byte, equal ones
+by tensor, block and expert; a budget reads the longest prefix that fits. So
+
+- a larger budget reads a superset, and bounds never grow with the budget;
+- no prefix costs more than its budget, and what costs nothing is always read;
+- a budget of all bytes reads everything.
+
+The order is made once (`reading_order`) and knows bytes, bound and estimate of every prefix: a cut is a binary search.
+
+How the bound of every prefix comes about in one pass: each item has a *step*, by how much the square of its block's
+bound falls once the item is read too (`bounds.additive_steps`, `bounds.whole_block_steps`). Steps are not negative and
+add up, from any item of the order to the end, to the square of the bound of leaving out all of these. Sums of numbers
+that are not negative, added from the end of the order, never fall from one item to the one before, whatever the
+rounding; so the computed bound is monotone along the order, and the shortest prefix within an error is found by
+bisection. It is made larger by `bounds.margin`, which is more than all rounding.
+
+Squares of norms below 1e-154 are 0 in float64: such deltas count as zero.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from mergepipe.mergefile.schema import Budget
+from mergepipe.operators.influence import Influence
+from mergepipe.plan.access import EXACT, OMITTED
+from mergepipe.plan.bounds import (
+    BoundKind,
+    ErrorBound,
+    additive_steps,
+    margin,
+    scaled,
+    whole_block_squares,
+    whole_block_steps,
+)
+from mergepipe.plan.places import copied_places, full_row, parts, row_of, spread_out
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BudgetTensor:
+    """What the planner knows of one merged tensor.
+
+    Attributes
+    ----------
+    norms
+        The Frobenius norms of the deltas, float64 ``(experts, blocks)``: 0 for experts that are no input and for blocks
+        that they lack, NaN where it is unknown. Those of adapters count too where the influence is not additive.
+    costs
+        The bytes that reading each block takes, int64 ``(experts, blocks)``; 0 for what costs nothing and is always
+        read.
+    influence
+        How the deltas move the result (`Operator.influence`).
+    same
+        The first expert that has the same content at the same place, itself where none before it has: integers
+        ``(experts, blocks)``. None: all differ.
+    update, base
+        The norms of the full read's result less the base (`bounds.update_norm`) and of the base, None if unknown.
+    """
+
+    norms: Array
+    costs: Array
+    influence: Influence
+    same: Array | None = None
+    update: float | None = None
+    base: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLoss:
+    """What a tensor loses by a cut.
+
+    Attributes
+    ----------
+    tensor
+        Its place among the tensors.
+    omitted_bytes
+        What the blocks that are left out would cost.
+    bound
+        Of its distance to the full read, None where none is known.
+    expected
+        As in `Selection`.
+    omitted_mass
+        As in `Selection`, of this tensor's deltas.
+    """
+
+    tensor: int
+    omitted_bytes: int
+    bound: float | None
+    expected: float
+    omitted_mass: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Order:
+    """The items of an output in the order in which budgets buy them, and what every prefix comes to.
+
+    Attributes
+    ----------
+    tensors
+        What it was made from.
+    items
+        Places in (tensor, block, expert) order, int64 ``(n,)``.
+    copies, originals
+        Places that have the content of another, and these others; int64.
+    bytes, blocks
+        What the first k items cost, and how many blocks of experts they are; int64 ``(n + 1,)``.
+    bounds, expected, masses
+        With the first k items read: the absolute bound, the expected error, the sum of the squares of all norms that
+        are left out; float64 ``(n + 1,)``, none of them ever growing. Without `unbounded` items there is no bound.
+    steps, gains, squares
+        Of each item: its steps of the squares of the bound, of the expected error, and of the mass; float64 ``(n,)``.
+    mass
+        The sum of the squares of all norms.
+    update, base
+        Lower bounds of the norms of the full read less the base and of the base, over all tensors; None if unknown.
+    sampled
+        Whether norms are estimates.
+    """
+
+    tensors: tuple[BudgetTensor, ...]
+    items: Array
+    copies: Array
+    originals: Array
+    bytes: Array
+    blocks: Array
+    bounds: Array
+    expected: Array
+    masses: Array
+    steps: Array
+    gains: Array
+    squares: Array
+    unbounded: int
+    mass: float
+    update: float | None
+    base: float | None
+    sampled: bool
+
+    def count(self, budget: Budget, expert_bytes: int | None = None) -> int:
+        """Return how many items a budget buys.
+
+        Parameters
+        ----------
+        expert_bytes
+            What a share of it is a share of; by default what all items cost.
+        """
+        if budget.is_full_read:
+            return len(self.items)
+        if budget.max_error is not None:
+            return self.within(budget.max_error)
+        if budget.expert_reads is not None:
+            return self.fitting(budget.expert_reads)
+        whole = int(self.bytes[-1]) if expert_bytes is None else expert_bytes
+        # The share as it was written: 0.3 is three tenths, though the float is a little less.
+        return self.fitting(math.floor(Fraction(repr(budget.share)) * whole))
+
+    def fitting(self, limit: int) -> int:
+        """Return the length of the longest prefix that costs at most so many bytes."""
+        return int(np.searchsorted(self.bytes, min(limit, int(self.bytes[-1])), side="right")) - 1
+
+    def within(self, max_error: float) -> int:
+        """Return the length of the shortest prefix whose bound relative to the update is at most this.
+
+        Everything where no such bound is known. The bound never grows along the order, so bisection finds it.
+        """
+        lengths = range(self.unbounded, len(self.items) + 1)
+        return lengths[bisect.bisect_left(lengths, True, key=lambda k: self._relative(k, self.update) <= max_error)]
+
+    def _relative(self, count: int, norm: float | None) -> float:
+        bound = float(self.bounds[count])
+        if bound == 0:
+            return 0.0
+        return bound / norm if norm else math.inf
+
+    def cut(self, count: int) -> Selection:
+        """Return the selection of the first so many items."""
+        left_out = float(self.masses[count])
+        return Selection(
+            order=self,
+            items=count,
+            planned_bytes=int(self.bytes[count]),
+            full_bytes=int(self.bytes[-1]),
+            blocks=int(self.blocks[count]),
+            full_blocks=int(self.blocks[-1]),
+            bound=self._bound(count),
+            expected=float(self.expected[count]),
+            omitted_mass=_share(left_out, self.mass),
+        )
+
+    def _bound(self, count: int) -> ErrorBound:
+        absolute = float(self.bounds[count])
+        if count < self.unbounded or not math.isfinite(absolute):
+            return ErrorBound(kind="none", absolute=None, relative_to_update=None, relative_to_base=None)
+        to_update, to_base = (self._relative(count, norm) for norm in (self.update, self.base))
+        kind: BoundKind = "estimated" if self.sampled else "certified"
+        return ErrorBound(
+            kind="exact" if count == len(self.items) else kind,
+            absolute=absolute,
+            relative_to_update=to_update if math.isfinite(to_update) else None,
+            relative_to_base=to_base if math.isfinite(to_base) else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a budget reads of the experts.
+
+    Attributes
+    ----------
+    order
+        What it is a prefix of.
+    items
+        How many items are read.
+    planned_bytes, full_bytes
+        What is read, and what a full read would: equal blocks are read once.
+    blocks, full_blocks
+        How many blocks of experts, of those that are not free, are read, and how many there are.
+    bound
+        Of the distance to the full read.
+    expected
+        An estimate of that distance: the deltas that are left out taken as orthogonal; infinite where norms are.
+    omitted_mass
+        The norm of all deltas that are left out, as a share of the norm of all deltas.
+    """
+
+    order: Order
+    items: int
+    planned_bytes: int
+    full_bytes: int
+    blocks: int
+    full_blocks: int
+    bound: ErrorBound
+    expected: float
+    omitted_mass: float
+
+    def access(self) -> tuple[tuple[bytes | None, ...], ...]:
+        """Return per tensor and expert a level for each block (`mergepipe.plan.access`); None: every block exactly."""
+        levels = full_row(self.order.tensors, EXACT, np.uint8)
+        levels[self.order.items[self.items :]] = OMITTED
+        levels[self.order.copies] = levels[self.order.originals]
+        return tuple(
+            tuple(None if (column == EXACT).all() else column.tobytes() for column in part.T)
+            for part in parts(self.order.tensors, levels)
+        )
+
+    def slot_bytes(self) -> tuple[Array, ...]:
+        """Return per tensor what is read of each expert, int64 ``(experts,)``; equal blocks count for the first."""
+        read = full_row(self.order.tensors, 0, np.int64)
+        costs = np.diff(self.order.bytes)
+        read[self.order.items[: self.items]] = costs[: self.items]
+        return tuple(np.add.reduce(part, axis=0) for part in parts(self.order.tensors, read))
+
+    def losses(self, most: int | None = None) -> tuple[TensorLoss, ...]:
+        """Return what each tensor loses that loses anything, largest expected error first; the first so many."""
+        order, left = self.order, slice(self.items, None)
+        owners = spread_out(range(len(order.tensors)), order.tensors, np.int64)[order.items[left]]
+        counts = len(order.tensors)
+
+        def sums(values: Array) -> list[float]:
+            found: list[float] = np.bincount(owners, weights=values, minlength=counts).tolist()
+            return found
+
+        omitted, steps, gains = sums(np.diff(order.bytes)[left]), sums(order.steps[left]), sums(order.gains[left])
+        squares = sums(order.squares[left])
+        tensors = sorted(np.unique(owners).tolist(), key=lambda tensor: (-gains[tensor], tensor))
+        grown = 1.0 + margin(len(order.items))
+        return tuple(
+            TensorLoss(
+                tensor=tensor,
+                omitted_bytes=int(omitted[tensor]),
+                bound=_tensor_bound(order.tensors[tensor], steps[tensor], squares[tensor], grown),
+                expected=math.sqrt(gains[tensor]),
+                omitted_mass=_share(squares[tensor], _mass(order.tensors[tensor])),
+            )
+            for tensor in tensors[:most]
+        )
+
+
+def _tensor_bound(tensor: BudgetTensor, steps: float, squares: float, grown: float) -> float | None:
+    if not math.isfinite(steps) or (tensor.influence.kind == "none" and squares > 0):
+        return None
+    return math.sqrt(steps) * grown
+
+
+def _share(part: float, whole: float) -> float:
+    """Return the root of the share that a sum of squares has in another; 1 where they are not finite."""
+    if part == 0:
+        return 0.0
+    return math.sqrt(min(part / whole, 1.0)) if math.isfinite(whole) else 1.0
+
+
+# --- the order ----------------------------------------------------------------------------------------------------
+
+
+def reading_order(tensors: Sequence[BudgetTensor], *, sampled: bool = False) -> Order:
+    """Order all blocks of the experts of an output by gain per byte.
+
+    Parameters
+    ----------
+    tensors
+        In plan order.
+    sampled
+        Whether the norms are estimates, and bounds with them.
+    """
+    tensors = tuple(tensors)
+    costs = row_of([tensor.costs for tensor in tensors], np.int64)
+    effects = row_of([scaled(tensor.norms, tensor.influence.factors) for tensor in tensors], np.float64)
+    masses = row_of([scaled(tensor.norms, [1.0] * len(tensor.norms)) for tensor in tensors], np.float64)
+    masses *= masses
+    mass = float(np.add.reduce(masses))
+    copies, originals = copied_places([tensor.same for tensor in tensors], tensors)
+    paid = (costs > 0).astype(np.int64)
+    for values in (effects, masses, paid):
+        np.add.at(values, originals, values[copies])
+    costs[copies], effects[costs == 0], masses[costs == 0] = 0, 0.0, 0.0
+    places = np.flatnonzero(costs)
+    with np.errstate(over="ignore"):
+        items = places[np.argsort(-(effects[places] ** 2 / costs[places]), kind="stable")]
+    steps = _steps(tensors, items, effects, masses)[items]
+    gains, squares = effects[items] ** 2, masses[items]
+    blind = spread_out([tensor.influence.kind == "none" for tensor in tensors], tensors, np.bool_)
+    unknown = np.flatnonzero(blind[items] & (squares > 0))
+    grown = 1.0 + margin(len(items))
+    return Order(
+        tensors=tensors,
+        items=items,
+        copies=copies,
+        originals=originals,
+        bytes=_from_the_start(costs[items]),
+        blocks=_from_the_start(paid[items]),
+        bounds=np.sqrt(_to_the_end(steps)) * grown,
+        expected=np.sqrt(_to_the_end(gains)),
+        masses=_to_the_end(squares),
+        steps=steps,
+        gains=gains,
+        squares=squares,
+        unbounded=int(unknown[-1]) + 1 if unknown.size else 0,
+        mass=mass,
+        update=_whole_norm([tensor.update for tensor in tensors]),
+        base=_whole_norm([tensor.base for tensor in tensors]),
+        sampled=sampled,
+    )
+
+
+def _steps(tensors: Sequence[BudgetTensor], items: Array, effects: Array, masses: Array) -> Array:
+    """Return at each place by how much reading it lowers the square of its block's bound (`Order.steps`)."""
+    ranks = np.full(effects.size, -1, np.int64)  # what is no item is read first
+    ranks[items] = np.arange(items.size)
+    steps = np.zeros(effects.size)
+    arrays = (parts(tensors, array) for array in (ranks, effects, masses, steps))
+    for tensor, rank, effect, mass, step in zip(tensors, *arrays, strict=True):
+        if tensor.influence.kind == "none" or not rank.size:
+            continue
+        read = np.argsort(rank, axis=1, kind="stable")
+        if tensor.influence.kind == "additive":
+            found = additive_steps(np.take_along_axis(effect, read, axis=1))
+        else:
+            matters = np.take_along_axis(mass, read, axis=1) > 0
+            found = whole_block_steps(matters, whole_block_squares(tensor.norms, tensor.influence))
+        np.put_along_axis(step, read, found, axis=1)
+    return steps
+
+
+def _from_the_start(values: Array) -> Array:
+    return np.concatenate([[0], np.cumsum(values)])
+
+
+def _to_the_end(values: Array) -> Array:
+    """Return the sums from each place to the end, and 0 behind it; added from the end: none is below a later one."""
+    sums = np.zeros(values.size + 1)
+    np.cumsum(values[::-1], out=sums[-2::-1])
+    return sums
+
+
+def _whole_norm(norms: Sequence[float | None]) -> float | None:
+    """Return a lower bound of the norm of all from the norms of some."""
+    known = [norm for norm in norms if norm is not None and math.isfinite(norm)]
+    return math.sqrt(math.fsum(norm * norm for norm in known)) * (1.0 - margin(0)) if known else None
+
+
+def _mass(tensor: BudgetTensor) -> float:
+    return float(np.add.reduce((tensor.norms * tensor.norms).ravel()))

@@ -1,0 +1,132 @@
+"""Resolving budgets: the access set of an output as soon as what it follows from is known.
+
+It follows from the plan and the content of the sources alone. The record of an output keeps the one that it was built
+with, so that finding out that nothing changed takes neither statistics nor planning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.cache.statistics import StatisticStore
+from mergepipe.digest import record_digest
+from mergepipe.plan.access import TensorAccess
+from mergepipe.plan.output import plan_digest
+from mergepipe.plan.values import BudgetOutcome, OutputPlan
+
+PENDING = "which blocks its budget reads is not known yet"
+"""The reason why an output whose statistics are not all known is not up to date."""
+# Bumped when the same content may give another access set or another bound.
+PLANNER_VERSION = 1
+
+
+class _Loss(msgspec.Struct, frozen=True):
+    tensor: int
+    omitted_bytes: int
+    bound: float | None
+    expected: float
+    omitted_mass: float
+
+
+class _Bound(msgspec.Struct, frozen=True):
+    kind: str
+    absolute: float | None
+    relative_to_update: float | None
+    relative_to_base: float | None
+
+
+class KnownBudget(msgspec.Struct, frozen=True):
+    """The form in which a record keeps a resolved budget; ``levels`` has the tensors of which anything is left out."""
+
+    key: bytes
+    levels: dict[str, list[bytes | None]]
+    block_bytes: int
+    omitted_blocks: int
+    bound: _Bound
+    expected: float
+    omitted_mass: float
+    experts: dict[str, int]
+    losses: list[tuple[str, _Loss]]
+
+
+def resolved(
+    plan: OutputPlan, index: SourceIndex, catalog: Catalog, recorded: KnownBudget | None = None
+) -> OutputPlan:
+    """Return a plan with its access set, if all that it follows from is known; else as it is.
+
+    Parameters
+    ----------
+    recorded
+        What the output was built with before.
+    """
+    if not plan.is_pending:
+        return plan
+    key = _key(plan, index)
+    if key is None:
+        return plan
+    if recorded is not None and recorded.key == key:
+        return _restored(plan, recorded)
+    from mergepipe.graph.survey import known_survey
+    from mergepipe.plan.budgeted import with_access
+
+    survey = known_survey(plan, index, StatisticStore(catalog))
+    return plan if survey is None else with_access(plan, survey)
+
+
+def _key(plan: OutputPlan, index: SourceIndex) -> bytes | None:
+    """Return the digest of all that an access set follows from, None while the content of a source is not known."""
+    sources = {source: index.digest(source) for source in plan.sources}
+    known: Mapping[str, bytes] = {source: digest for source, digest in sources.items() if digest is not None}
+    if len(known) < len(sources):
+        return None
+    return record_digest("budget", PLANNER_VERSION, plan_digest(plan), known)
+
+
+def known_budget(plan: OutputPlan, index: SourceIndex) -> KnownBudget | None:
+    """Return what a record keeps of a resolved plan; None for one without a budget, or that needs no measuring."""
+    outcome = plan.outcome
+    if outcome is None or not outcome.is_measured:
+        return None
+    unresolved = replace(
+        plan, outcome=None, tensors=tuple(replace(tensor, access=None) for tensor in plan.tensors)
+    )
+    key = _key(unresolved, index)
+    assert key is not None, "every source of a finished output is known"
+    bound = outcome.bound
+    return KnownBudget(
+        key=key,
+        levels={t.name: list(t.access.levels) for t in plan.tensors if t.access is not None},
+        block_bytes=outcome.block_bytes,
+        omitted_blocks=outcome.omitted_blocks,
+        bound=_Bound(bound.kind, bound.absolute, bound.relative_to_update, bound.relative_to_base),
+        expected=outcome.expected,
+        omitted_mass=outcome.omitted_mass,
+        experts=dict(outcome.experts),
+        losses=[
+            (name, _Loss(loss.tensor, loss.omitted_bytes, loss.bound, loss.expected, loss.omitted_mass))
+            for name, loss in outcome.losses
+        ],
+    )
+
+
+def _restored(plan: OutputPlan, known: KnownBudget) -> OutputPlan:
+    from mergepipe.plan.bounds import ErrorBound
+    from mergepipe.plan.budget import TensorLoss
+    from mergepipe.plan.budgeted import with_outcome
+
+    accesses = {name: TensorAccess(levels=tuple(levels)) for name, levels in known.levels.items()}
+    outcome = BudgetOutcome(
+        block_bytes=known.block_bytes,
+        omitted_blocks=known.omitted_blocks,
+        bound=ErrorBound(**msgspec.structs.asdict(known.bound)),
+        expected=known.expected,
+        omitted_mass=known.omitted_mass,
+        experts=known.experts,
+        losses=tuple((name, TensorLoss(**msgspec.structs.asdict(loss))) for name, loss in known.losses),
+    )
+    return with_outcome(plan, accesses, outcome)

@@ -1,0 +1,165 @@
+"""Sweeping over budgets: what each would read of an output's experts, and how far its merge is from the full read.
+
+Whatever budget the Mergefile gives an output, it is planned as one that has one, and surveyed once; each budget is then
+a cut of the same reading order. Deviations are computed from the sources block by block: no output is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mergepipe.cache.packs import PackStore
+from mergepipe.errors import MergefileError
+from mergepipe.mergefile.schema import Budget, Output
+from mergepipe.plan.budgeted import Reading, reading_of, with_selection
+from mergepipe.plan.values import OutputPlan
+from mergepipe.project import build as steps
+from mergepipe.project.gather import make_plans, open_sources, select_outputs
+from mergepipe.project.session import Project
+from mergepipe.project.sweep_budgets import as_budgets
+from mergepipe.project.sweep_map import reading_map
+from mergepipe.project.sweep_points import Update, sweep_point
+from mergepipe.project.sweep_report import OwnBudget, SweepReport
+
+if TYPE_CHECKING:
+    from mergepipe.engine.deviation import Comparison
+    from mergepipe.plan.budget import Selection
+    from mergepipe.project.evaluate import Command
+
+NOTHING = Budget(share=0.0)
+"""Any budget that is no full read: a plan made with it has the base at hand for whatever is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Surveyed:
+    """One output's reading order, the cuts of it that were asked for, and what was measured of these."""
+
+    reading: Reading
+    cuts: tuple[tuple[Budget, Selection], ...]
+    comparison: Comparison | None
+    index_bytes: int
+
+
+class SweptProject(Project):
+    """A project in which one output is looked at with other budgets than its own."""
+
+    def __init__(self, project: Project) -> None:
+        # The same project, but for what a sweep replaces: opening it again would run custom operators' code again.
+        self.__dict__.update(vars(project))
+
+    def swept(
+        self, name: str, budgets: Iterable[Budget | str], *, measure: bool, mapped: bool, command: Command | None
+    ) -> SweepReport:
+        """Return the sweep of an output; see `Project.sweep`."""
+        wanted = as_budgets(budgets)
+        (output,) = select_outputs(self.mergefile, [name])
+        self._check_base(output)
+        report = self._report(output, self._survey(output, wanted, measure=measure), mapped=mapped)
+        if command is None:
+            return report
+        from mergepipe.project.evaluate import evaluated
+
+        by_text = {budget.text(): budget for budget in wanted}
+        found = evaluated(self, output, [by_text[point.budget] for point in report.points], command)
+        points = tuple(replace(point, figures=found[point.budget]) for point in report.points)
+        return replace(report, points=points)
+
+    def _check_base(self, output: Output) -> None:
+        """Refuse outputs that no budget can be given.
+
+        Raises
+        ------
+        MergefileError
+            If nothing stands for what would be left out.
+        """
+        for part in output.slices or (output,):
+            operator = self._operators[part.operator or output.operator]
+            if operator.ignores_base or (part.base or output.base) is None:
+                whole = f"`{operator.signature.name}` reads its experts whole"
+                why = whole if operator.ignores_base else "it has no base"
+                raise MergefileError(
+                    f"output `{output.name}` cannot be swept: {why}, and a budget leaves out what a base stands for",
+                    hint="give it a `base`" if not operator.ignores_base else "sweep an output that merges onto a base",
+                    output=output.name,
+                )
+
+    def _survey(self, output: Output, budgets: Sequence[Budget], *, measure: bool) -> _Surveyed:
+        """Measure the deltas, if they were not, and cut the reading order for each budget."""
+        planned = replace(output, budget=NOTHING)
+        self.mergefile = replace(self.mergefile, outputs={**self.mergefile.outputs, output.name: planned})
+        plans = make_plans(
+            self.mergefile, [planned], self._operators, open_sources(self.mergefile, [planned]), self._geometry
+        )
+        plan = next(plan for plan in plans.plans if plan.output.name == output.name)
+        with self._writing() as (catalog, _):
+            index, packs = plans.index(catalog, self._geometry), PackStore(catalog, self._geometry)
+            builder = self._builder(plans, catalog, packs, index)
+            for other in plans.plans:
+                if other is not plan:
+                    builder.introduce(steps.prepare(other, plans, index, catalog))
+            surveyed = builder.survey([plan])[output.name]
+            reading = reading_of(plan, surveyed.survey)
+            cuts = tuple(_cuts(reading, budgets))
+            comparison = None
+            if measure:
+                resolved = [with_selection(reading, selection) for _, selection in cuts]
+
+                def compare(some: Sequence[OutputPlan]) -> Comparison:
+                    from mergepipe.engine.run import Engine, EngineOptions
+
+                    options = EngineOptions(workers=self._workers, memory=self._memory)
+                    return Engine(catalog, packs, index, self._reporter, options).compare(some)
+
+                comparison = builder.over(compare, resolved)
+        return _Surveyed(
+            reading=reading, cuts=cuts, comparison=comparison, index_bytes=surveyed.meter.index_bytes
+        )
+
+    def _report(self, output: Output, surveyed: _Surveyed, *, mapped: bool) -> SweepReport:
+        reading, comparison = surveyed.reading, surveyed.comparison
+        plan, full = reading.plan, reading.order.cut(len(reading.order.items))
+        update = Update.of(reading.order.update, comparison)
+        found = comparison.deviations if comparison else [None] * len(surveyed.cuts)
+        points = [
+            sweep_point(reading, budget, selection, update, deviation)
+            for (budget, selection), deviation in zip(surveyed.cuts, found, strict=True)
+        ]
+        return SweepReport(
+            output=output.name,
+            operator=output.operator,
+            base=output.base,
+            experts=output.expert_sources,
+            expert_bytes=plan.expert_bytes,
+            full_bytes=full.planned_bytes + plan.adapter_bytes,
+            full_blocks=full.full_blocks,
+            index_bytes_read=surveyed.index_bytes,
+            measured_bytes_read=comparison.bytes_read if comparison else 0,
+            update=update.norm,
+            own=_own(output, reading),
+            points=tuple(points),
+            map=reading_map(reading, output.expert_sources, update) if mapped else None,
+        )
+
+
+def _cuts(reading: Reading, budgets: Sequence[Budget]) -> Iterable[tuple[Budget, Selection]]:
+    """Return what each budget buys, those first that are smaller."""
+    counted = [(reading.order.count(budget, reading.expert_bytes), budget) for budget in budgets]
+    for count, budget in sorted(counted, key=lambda pair: (pair[0], _limit(pair[1], reading.expert_bytes))):
+        yield budget, reading.order.cut(count)
+
+
+def _limit(budget: Budget, expert_bytes: int) -> float:
+    if budget.expert_reads is not None:
+        return budget.expert_reads
+    return math.inf if budget.share is None else budget.share * expert_bytes
+
+
+def _own(output: Output, reading: Reading) -> OwnBudget | None:
+    """Return what the budget of the Mergefile comes to."""
+    if output.budget is None or output.budget.is_full_read:
+        return None
+    cut = reading.order.cut(reading.order.count(output.budget, reading.expert_bytes))
+    return OwnBudget(budget=output.budget.text(), expert_bytes=cut.planned_bytes + reading.plan.adapter_bytes)
