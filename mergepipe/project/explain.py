@@ -38,7 +38,7 @@ class ExplainedInput:
     dtype
         As stored.
     used
-        ``read``; ``weight 0``, ``missing`` or ``zero delta`` for one that is no input.
+        ``read``, or why it is no input.
     params
         Its own parameters.
     """
@@ -87,11 +87,15 @@ class TensorExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """Tensors of an output that are merged by one operator with the same parameters."""
+    """Tensors of an output that are merged by one operator with the same parameters.
+
+    ``layers`` are those that the tensors belong to, in order, None for tensors outside the layers.
+    """
 
     operator: str
     decision: str
     tensors: tuple[str, ...]
+    layers: tuple[int | None, ...]
     params: Mapping[str, Scalar]
     experts: Mapping[str, Mapping[str, Scalar]]
 
@@ -132,6 +136,7 @@ def _group(plan: OutputPlan, tensors: list[TensorPlan]) -> ParameterGroup:
         operator=first.operator.signature.name,
         decision=first.decision.value,
         tensors=tuple(tensor.name for tensor in tensors),
+        layers=tuple(sorted({tensor.layer for tensor in tensors}, key=lambda layer: -1 if layer is None else layer)),
         params=dict(first.params.values),
         experts={source: dict(own) for source, own in zip(experts, first.params.experts, strict=True)},
     )
@@ -169,12 +174,19 @@ def explain_tensor(plan: OutputPlan, name: str) -> TensorExplanation:
         reduces=merged and facts.elements > 0 and tensor.operator.reduces(tensor.prepared, facts),
         params={key: ExplainedParam(value=value, origin=resolved.origins[key])
                 for key, value in sorted(resolved.params.items())},
-        base=None if base is None else _input(base.source, tensor.base, "read" if tensor.base else "not read", {}),
+        base=None if base is None else _input(base.source, tensor.base, _use_of_base(tensor), {}),
         experts=tuple(
             _expert(tensor, index, member.source, part.find(member, wanted) is None, resolved)
             for index, member in enumerate(part.experts)
         ),
     )  # fmt: skip
+
+
+def _use_of_base(tensor: TensorPlan) -> str:
+    copied = tensor.operator.copied_input(tensor.prepared, tensor.prepared.live)
+    if tensor.base is None:
+        return "not read"
+    return "read" if copied is None or copied < 0 else "not read: the result is a copy of an expert"
 
 
 def _expert(
@@ -190,7 +202,7 @@ def _expert(
     elif missing:
         used = "missing"
     elif not tensor.prepared.live[index]:
-        used = "the base itself" if source == tensor.base_source else "weight 0"
+        used = "the base itself" if source == tensor.base_source else "not read: it has no part in the result"
     else:
         used = "zero delta"
     return _input(source, slot, used, params)

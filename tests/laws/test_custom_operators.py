@@ -239,7 +239,7 @@ def test_an_operator_that_nobody_offers_is_unknown(project, package):
         project.open()
 
 
-STATISTIC = '''
+STATISTIC = """
     from dataclasses import dataclass
     from typing import ClassVar
     from mergepipe.digest import record_digest
@@ -270,7 +270,7 @@ STATISTIC = '''
 
         def apply(self, inputs, prepared, reduction=None):
             return super().apply(inputs, prepared) * 0 + reduction.value
-'''
+"""
 
 
 def test_changed_code_of_a_statistic_takes_it_again(project):

@@ -130,6 +130,7 @@ EXPLAINED = OutputExplanation(
             operator="linear",
             decision="merge",
             tensors=("model.norm.weight",),
+            layers=(None,),
             params={"normalize": True},
             experts={"code": {"weight": 0.5}},
         ),
