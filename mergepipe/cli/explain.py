@@ -87,6 +87,8 @@ def _values(group: ParameterGroup, *, verbose: bool) -> dict[tuple[str | None, s
         for key, value in group.params.items()
         if verbose or key not in defaults or defaults[key] != value
     }
+    if group.base is not None:
+        values[None, ""] = f"base = {plain(group.base)}"
     for source, params in group.experts.items():
         values[source, ""] = ""
         for key, value in params.items():
@@ -96,7 +98,7 @@ def _values(group: ParameterGroup, *, verbose: bool) -> dict[tuple[str | None, s
 
 def _facts(values: Mapping[tuple[str | None, str], str], indent: str = "  ") -> Iterator[str]:
     for source in dict.fromkeys(source for source, _ in values):
-        own = [text for (owner, key), text in values.items() if owner == source and key]
+        own = [text for (owner, _), text in values.items() if owner == source and text]
         if source is None:
             yield from fact("params", own, indent=indent)
         else:
@@ -127,7 +129,13 @@ def _tensor(found: TensorExplanation, *, verbose: bool) -> Iterator[str]:
     shape = " x ".join(map(str, found.shape)) or "a scalar"
     blocks = format_count(found.blocks, "block")
     yield from fact("output", [f"{found.dtype} {shape}", blocks, f"computed in {found.work}"])
-    where = "outside the layers" if found.layer is None else f"{found.layer} of {found.layers} (from 0)"
+    if found.layer is None:
+        where = "outside the layers"
+    elif found.slice is None:
+        where = f"{found.layer} of {found.layers} (from 0)"
+    else:
+        own = f"{found.layer - found.first_layer} of {found.layers}"
+        where = f"{found.layer} of the output, {own} of `slices[{found.slice}]` (from 0)"
     yield from fact("layer", [where])
     yield from _params(found.params, verbose=verbose)
     if found.base is not None:

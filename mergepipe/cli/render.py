@@ -26,7 +26,11 @@ Show = Callable[[str], str]
 """Shows a path of the Mergefile to somebody in the current directory."""
 
 _STATES = {"built": "green", "up-to-date": "green", "stale": "yellow", "unbuilt": "yellow"}
-_SKIPPED = (("zero", "equal to the base"), ("shared", "read already, for another expert or output"), ("omitted", "outside the budget"))
+_SKIPPED = (
+    ("zero", "equal to the base"),
+    ("shared", "read already, for another expert or output"),
+    ("omitted", "outside the budget"),
+)
 
 
 def build_lines(report: BuildReport, show: Show, *, verbose: bool) -> Iterator[str]:

@@ -21,7 +21,7 @@ from mergepipe.operators.contract import BlockInputs, Reduction, Statistic
 TILE_ELEMENTS = 1 << 16
 
 # The exponent bits of the 16-bit floats: all of them set means NaN or infinity.
-_EXPONENTS = {"F16": np.uint16(0x7C00), "BF16": np.uint16(0x7F80)}
+_EXPONENTS = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
 
 Array = np.ndarray[Any, Any]
 
@@ -189,9 +189,9 @@ def _to_odd(values: Array) -> Array:
     return narrow
 
 
-def all_finite(values: Array, dtype: str) -> bool:
-    """Return whether no value (1-D, of a mergeable header dtype) is NaN or infinite."""
-    exponent = _EXPONENTS.get(dtype)
+def all_finite(values: Array) -> bool:
+    """Return whether no value (1-D, of any mergeable dtype) is NaN or infinite."""
+    exponent = _EXPONENTS.get(values.dtype.name)
     if exponent is None:
         return bool(np.isfinite(values).all())
     return not values.size or bool(np.bitwise_and(values.view(np.uint16), exponent).max() != exponent)

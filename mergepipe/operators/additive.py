@@ -71,6 +71,7 @@ class Linear(Operator):
         ),
     )
     version: ClassVar = 1
+    shows_non_finite: ClassVar = True
     uses_base: ClassVar = False
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
@@ -132,6 +133,7 @@ class TaskArithmetic(Operator):
         differences=("mergekit takes a sum of weights below 1e-8 in magnitude as 1 while normalising.",),
     )
     version: ClassVar = 1
+    shows_non_finite: ClassVar = True
     uses_base: ClassVar = True
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
@@ -192,6 +194,7 @@ class Passthrough(Operator):
         ),
     )
     version: ClassVar = 1
+    shows_non_finite: ClassVar = True
     uses_base: ClassVar = False
     ignores_base: ClassVar = True
 

@@ -99,7 +99,7 @@ class Sce(Operator):
     )
     reference: ClassVar = OperatorReference(
         formula=(
-            "delta_i = x_i - base; v: how many variances over i are not 0; selected: the int(v select_topk) largest of them",
+            "delta_i = x_i - base; v: how many variances over i are not 0; selected: the int(v select_topk) largest",
             "c_i = mean(delta_i^2) / sum of all means, delta_i being 0 where not selected",
             "m_i = delta_i and the sum of all delta_i have the same sign",
             "y = base + sum(delta_i c_i m_i) / max(sum(c_i m_i), 1e-6)",

@@ -58,8 +58,11 @@ class TensorExplanation:
     ----------
     decision
         ``merge``, or ``equal`` for a tensor that is only copied.
-    layer, layers
-        Its layer (None outside the layers) and the number of layers that gradients run over.
+    layer, first_layer, layers
+        Its layer in the output (None outside the layers), and the range that gradients run over: the first layer and
+        the number of layers of the output or of its slice.
+    slice
+        Which slice of the output it belongs to, None without slices.
     reduces
         Whether statistics of the whole tensor are taken first.
     """
@@ -73,7 +76,9 @@ class TensorExplanation:
     shape: tuple[int, ...]
     work: str
     layer: int | None
+    first_layer: int
     layers: int
+    slice: int | None
     blocks: int
     reduces: bool
     params: Mapping[str, ExplainedParam]
@@ -94,6 +99,7 @@ class ParameterGroup:
 
     operator: str
     decision: str
+    base: str | None
     tensors: tuple[str, ...]
     layers: tuple[int | None, ...]
     params: Mapping[str, Scalar]
@@ -135,6 +141,7 @@ def _group(plan: OutputPlan, tensors: list[TensorPlan]) -> ParameterGroup:
     return ParameterGroup(
         operator=first.operator.signature.name,
         decision=first.decision.value,
+        base=first.base_source if first.operator.uses_base else None,
         tensors=tuple(tensor.name for tensor in tensors),
         layers=tuple(sorted({tensor.layer for tensor in tensors}, key=lambda layer: -1 if layer is None else layer)),
         params=dict(first.params.values),
@@ -169,7 +176,9 @@ def explain_tensor(plan: OutputPlan, name: str) -> TensorExplanation:
         shape=tensor.shape,
         work=tensor.work,
         layer=tensor.layer,
+        first_layer=part.first_layer,
         layers=part.count,
+        slice=part.slice,
         blocks=tensor.grid(plan.geometry).count,
         reduces=merged and facts.elements > 0 and tensor.operator.reduces(tensor.prepared, facts),
         params={key: ExplainedParam(value=value, origin=resolved.origins[key])
@@ -211,10 +220,14 @@ def _expert(
 def _input(
     source: str, slot: InputRef | None, used: str, params: Mapping[str, ExplainedParam]
 ) -> ExplainedInput:
+    stored = slot.info if slot is not None else None
+    if slot is not None and slot.lora is not None:
+        stored, rank = slot.lora.b.info, slot.lora.a.info.shape[0]
+        used = f"{used} as factors of rank {rank}, scaled by {slot.lora.scaling:g}"
     return ExplainedInput(
         source=source,
-        tensor=slot.info.name if slot else None,
-        dtype=slot.info.dtype if slot else None,
+        tensor=stored.name if stored else None,
+        dtype=stored.dtype if stored else None,
         used=used,
         params=params,
     )

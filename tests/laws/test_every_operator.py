@@ -12,6 +12,7 @@ from support.projects import TINY, SmallProject
 from support.reference import assert_same_tensors
 
 from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.errors import OperatorError
 from mergepipe.operators.registry import operators
 
 SHAPES = {
@@ -235,3 +236,15 @@ def test_a_changed_block_is_measured_alone(tmp_path, name, monkeypatch):
     project.build()
     first = measured[0][1]
     assert {(tensor, block) for tensor, kind, block in measured if kind == first} == {("model.layers.1.mlp.weight", 1)}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", NAMES)
+def test_nan_and_infinity_in_an_input_stop_the_build_wherever_they_are(tmp_path, name, value):
+    for number, element in enumerate([(0, 3), (2, 50), (4, 99)]):
+        sources = family("float32")
+        sources["e1"]["model.layers.1.mlp.weight"][element] = value
+        project = make(tmp_path / str(number), name, sources=sources)
+        with pytest.raises(OperatorError, match=r"`model\.layers\.1\.mlp\.weight` of source `e1` holds NaN or infinity"):
+            project.build()
+        assert not project.folder("m").exists()

@@ -129,6 +129,7 @@ EXPLAINED = OutputExplanation(
         ParameterGroup(
             operator="linear",
             decision="merge",
+            base=None,
             tensors=("model.norm.weight",),
             layers=(None,),
             params={"normalize": True},

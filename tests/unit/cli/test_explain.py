@@ -80,7 +80,7 @@ def test_what_groups_have_in_common_is_said_once(project):
     text = run_mergepipe(["explain", "m"], project.root).stdout
     assert text.splitlines() == [
         "task_arithmetic: 4 tensors",
-        "  params    normalize = false",
+        "  params    normalize = false, base = base",
         "  expert    e1",
         "  expert    e2",
         "  layer 0 and outside the layers, 2 tensors",
