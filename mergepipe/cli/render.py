@@ -147,7 +147,7 @@ _LOCK_WORDS = {
     "current": "is current",
     "outdated": "is outdated",
     "missing": "is missing",
-    "unverified": "agrees with the Mergefile as far as is known; a build tells",
+    "unverified": "is not verified: not every output was built here; a build tells",
 }
 
 

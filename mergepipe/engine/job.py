@@ -13,9 +13,10 @@ from mergepipe.digest import content_digest
 from mergepipe.dtypes import is_mergeable
 from mergepipe.engine.kernel import Array, Scratch, all_finite, compute_block, convert, measure_block, typed
 from mergepipe.engine.meter import Meter
-from mergepipe.engine.problems import input_difference, non_finite
+from mergepipe.engine.problems import input_difference, named, non_finite
 from mergepipe.engine.reader import Reader
 from mergepipe.engine.work import BlockDone, BlockMeasured, InputKey, Job, JobDone, TensorWork
+from mergepipe.errors import OperatorError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.graph.blocks import BlockPlan, StatisticPlan, find_block, plan_block, plan_statistic
 from mergepipe.plan.values import Decision, TensorPlan
@@ -263,7 +264,10 @@ def _compute(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch
     if _must_be_finite(recipe.tensor) and not recipe.operator.shows_non_finite:
         _check_inputs(work, [None if values is None else values[:merged] for values in inputs])
     if merged:
-        compute_block(recipe, plan.block, inputs, plan.sources, work.reduction, out[:merged], scratch)
+        try:
+            compute_block(recipe, plan.block, inputs, plan.sources, work.reduction, out[:merged], scratch)
+        except OperatorError as error:
+            raise named(work, error) from error
     if merged < out.size:
         base = inputs[0]
         assert base is not None, "rows beyond the common ones come from the base"

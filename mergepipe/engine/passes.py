@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
 from mergepipe.engine.hold import HoldPool
+from mergepipe.engine.problems import named
 from mergepipe.engine.work import Group, InputKey, Job, JobDone, Measure, TensorWork, jobs_of
 from mergepipe.errors import OperatorError
 from mergepipe.graph.blocks import plan_statistic
@@ -164,7 +165,7 @@ class GroupPasses:
                 source.known = bytes(self.group.hashed.get(key, b""))
                 self._index.add(source.ref.source, source.ref.info, source.known)
         for adapter in self.group.adapters.values():
-            for factor in (adapter.a, adapter.b):
+            for factor in (adapter.factors.a, adapter.factors.b):
                 if factor.known is not None and self._index.tensor(factor.ref.source, factor.ref.info) is None:
                     self._index.add(factor.ref.source, factor.ref.info, factor.known)
 
@@ -178,11 +179,7 @@ def _go_on(reducer: _Reducer) -> bool:
         work.reduction = stop.value
         return False
     except OperatorError as error:
-        raise OperatorError(
-            f"tensor `{work.name}` of output `{work.plan.output.name}`: {error.message}",
-            hint=error.hint,
-            **{**error.facts, "tensor": work.name, "output": work.plan.output.name},
-        ) from None
+        raise named(work, error) from error
     return True
 
 

@@ -245,6 +245,7 @@ def test_nan_and_infinity_in_an_input_stop_the_build_wherever_they_are(tmp_path,
         sources = family("float32")
         sources["e1"]["model.layers.1.mlp.weight"][element] = value
         project = make(tmp_path / str(number), name, sources=sources)
-        with pytest.raises(OperatorError, match=r"`model\.layers\.1\.mlp\.weight` of source `e1` holds NaN or infinity"):
+        told = r"`model\.layers\.1\.mlp\.weight` of source `e1` holds NaN or infinity"
+        with pytest.raises(OperatorError, match=told):
             project.build()
         assert not project.folder("m").exists()
