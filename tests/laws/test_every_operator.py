@@ -12,6 +12,7 @@ from support.projects import TINY, SmallProject
 from support.reference import assert_same_tensors
 
 from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.engine import job
 from mergepipe.errors import OperatorError
 from mergepipe.operators.registry import operators
 
@@ -224,7 +225,7 @@ def test_a_changed_block_is_measured_alone(tmp_path, name, monkeypatch):
     array[1, 7] += 1
     project.add_source("e1", sources["e1"] | {"model.layers.1.mlp.weight": array})
     measured = []
-    from mergepipe.engine import job
+
 
     original = job.measure_block
 
@@ -249,3 +250,39 @@ def test_nan_and_infinity_in_an_input_stop_the_build_wherever_they_are(tmp_path,
         with pytest.raises(OperatorError, match=told):
             project.build()
         assert not project.folder("m").exists()
+
+
+@pytest.mark.parametrize("name", ["ties", "sce", "dare_ties"])
+def test_many_experts_keep_their_statistics_beside_one_another(tmp_path, name, monkeypatch):
+    sources = family()
+    rng = np.random.default_rng(1)
+    for number in range(4, 10):
+        sources[f"e{number}"] = {n: np.asarray(a + rng.integers(-3, 4, a.shape) / 16).astype(a.dtype)
+                                 for n, a in sources["base"].items()}  # fmt: skip
+    project = SmallProject(tmp_path)
+    for source, tensors in sources.items():
+        project.add_source(source, tensors)
+    experts = [{"source": f"e{n}"} | ({} if name == "sce" else {"density": 0.4}) for n in range(1, 10)]
+    params = {"select_topk": 0.4} if name == "sce" else {"lambda": 0.5, "rescale": "l1"}
+    project.set_output("m", {"operator": name, "base": "base", "experts": experts, "params": params})
+    project.build()
+    measured = []
+    original = job.measure_block
+
+    def recording(recipe, statistic, block, *arguments):
+        measured.append((recipe.tensor.name, statistic.slots, block))
+        return original(recipe, statistic, block, *arguments)
+
+    monkeypatch.setattr("mergepipe.engine.job.measure_block", recording)
+    if name != "sce":
+        project.outputs["m"]["params"] = params | {"lambda": 0.7}
+        project.save()
+        assert project.build_one("m").state == "built"
+        assert measured == []
+    array = sources["e5"]["model.layers.1.mlp.weight"].copy()
+    array[1, 7] += 1
+    project.add_source("e5", sources["e5"] | {"model.layers.1.mlp.weight": array})
+    project.build()
+    assert {tensor for tensor, _, _ in measured} == {"model.layers.1.mlp.weight"}
+    if name == "ties":  # thresholds of the other experts stay, and so do their sums
+        assert {slots for _, slots, _ in measured} == {(0, 5)}
