@@ -78,7 +78,7 @@ def compute_block(
     with np.errstate(all="ignore"):  # what is not finite is found in the result, and named
         for tile in _tiles(recipe, block, inputs, aliases, out.size, scratch, rowwise=recipe.rowwise):
             result = recipe.operator.apply(tile, tensor.prepared, reduction)
-            start = tile.start - _first(recipe, block)
+            start = tile.start - recipe.start(block)
             _round(result, out[start : start + tile.shape[0]])
 
 
@@ -94,11 +94,6 @@ def measure_block(
     size = recipe.merged_elements(block)
     with np.errstate(all="ignore"):
         return statistic.measure(_tiles(recipe, block, inputs, aliases, size, scratch, rowwise=statistic.rowwise))
-
-
-def _first(recipe: TensorRecipe, block: int) -> int:
-    """Return the flat index of a block's first element."""
-    return block * recipe.grid.block_rows * recipe.grid.row_elements
 
 
 def _tiles(
@@ -117,7 +112,7 @@ def _tiles(
     length = TILE_ELEMENTS
     if rowwise and not facts.splits_row:
         length = max(1, TILE_ELEMENTS // facts.row_elements) * facts.row_elements
-    first, memo = _first(recipe, block), dict[Any, Any]()
+    first, memo = recipe.start(block), dict[Any, Any]()
     for start in range(0, size, length):
         stop = min(start + length, size)
         wide: list[Array | None] = []

@@ -35,7 +35,7 @@ def block_key(
     reduction
         The digest of what the tensor's reduction gives this block, where there is one.
     position
-        The number of the block where its place matters: random masks are addressed by it.
+        The flat index of the block's first element where its place matters: random masks are addressed by it.
     """
     key = content_digest(b"".join((_BLOCK_TAG, recipe, *inputs, merged_elements.to_bytes(8, "little"))))
     if reduction is None and position is None:

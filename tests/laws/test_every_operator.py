@@ -286,3 +286,25 @@ def test_many_experts_keep_their_statistics_beside_one_another(tmp_path, name, m
     assert {tensor for tensor, _, _ in measured} == {"model.layers.1.mlp.weight"}
     if name == "ties":  # thresholds of the other experts stay, and so do their sums
         assert {slots for _, slots, _ in measured} == {(0, 5)}
+
+
+@pytest.mark.parametrize("name", ["dare_linear", "dare_ties", "della", "della_linear"])
+def test_sums_over_masks_belong_to_the_place_of_a_block_not_to_its_number(tmp_path, name):
+    rng = np.random.default_rng(0)
+    recipe = RECIPES[name] | {"params": {"rescale": "l1"}}
+    # Blocks of 60, 60, 48 and of 64, 64, 48 elements: the last ones are equal, and lie in different places.
+    tall = {source: rng.standard_normal(168).astype(np.float32) for source in ("base", "e1", "e2", "e3")}
+    wide = {source: np.concatenate([rng.standard_normal(128), array[120:]]).astype(np.float32)
+            for source, array in tall.items()}  # fmt: skip
+
+    def build(root, values, shape):
+        project = SmallProject(root)
+        for source, array in values.items():
+            project.add_source(source, {"w": array.reshape(shape)})
+        project.set_output("m", recipe)
+        project.build()
+        return project.tensors("m")["w"]
+
+    build(tmp_path / "one", tall, (14, 12))
+    want = build(tmp_path / "clean", wide, (11, 16))
+    np.testing.assert_array_equal(build(tmp_path / "one", wide, (11, 16)), want)
