@@ -247,7 +247,7 @@ def _vocabulary_errors(parts: Sequence[Part]) -> Iterator[MergepipeError]:
     if embedding is None or head is None or own is None or own.shape[0] != head.shape[0]:
         return  # no such pair, or a model whose head has rows of its own
     opening, closing = parts[0].definer.source, parts[-1].definer.source
-    if embedding.shape[0] != head.shape[0]:
+    if embedding.shape[0] != head.shape[0] and embedding.shape[1:] == head.shape[1:]:  # another width is told as that
         yield PlanError(
             f"{parts[-1].where}: `{head.name}` has {head.shape[0]:,} rows in `{closing}`, and in `{opening}`, where the"
             f" embeddings come from, `{embedding.name}` has {embedding.shape[0]:,}",
