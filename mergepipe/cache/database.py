@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from mergepipe.errors import CacheError, fail_storage
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SEAL_BYTES = 8
 
@@ -73,6 +73,7 @@ CREATE TABLE statistics (
     id INTEGER PRIMARY KEY,
     recipe BLOB NOT NULL,
     place BLOB NOT NULL,
+    owner BLOB NOT NULL,
     block_elements INTEGER NOT NULL,
     chunk INTEGER NOT NULL,
     keys BLOB NOT NULL,
@@ -80,7 +81,7 @@ CREATE TABLE statistics (
     data BLOB NOT NULL,
     seal BLOB NOT NULL
 );
-CREATE INDEX statistics_by_place ON statistics (recipe, place, chunk);
+CREATE INDEX statistics_by_place ON statistics (recipe, place, owner, chunk);
 CREATE TABLE measured (
     name TEXT PRIMARY KEY,
     value REAL NOT NULL
@@ -202,7 +203,8 @@ def guarded(path: Path, *, owner: bool = False) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        if owner and getattr(error, "sqlite_errorcode", None) in _DAMAGED:
+        # The lowest byte is the kind of an error; the rest says more, such as which index is damaged.
+        if owner and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
             _set_aside(path)
         else:
             _probe_writing(path)

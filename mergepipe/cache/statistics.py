@@ -6,6 +6,7 @@ key. A value is found by its key alone; which tensor it was taken from only says
 
 from __future__ import annotations
 
+import sqlite3
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from mergepipe.digest import DIGEST_SIZE
 from mergepipe.errors import CacheError, InternalError
 
 CHUNK = 64
-_KEPT_VERSIONS = 4  # rows of one chunk: enough to go back and forth between versions of an expert
+_KEPT_VERSIONS = 4  # rows of one chunk and owner: enough to go back and forth between versions of an expert
 _KEPT_BYTES = 1 << 16  # of a row's data; larger rows are read again when they are gone through
 _PENDING_BYTES = 1 << 25  # of new rows in memory before they are written
 
@@ -38,15 +39,25 @@ class _Row:
             at += size
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where rows are looked for: under a recipe and the names of the tensors, those of the same sources first."""
+
+    recipe: bytes
+    place: bytes
+    owner: bytes
+
+
 class StatisticStore:
     """All statistics of a cache. New ones stay in memory until `flush`, or until there are many."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._pending: list[tuple[bytes, bytes, _Row]] = []
+        self._pending: list[tuple[_Place, _Row]] = []
         self._pending_bytes = 0
+        self._used: set[int] = set()
 
-    def table(self, recipe: bytes, place: bytes, count: int) -> StatisticTable:
+    def table(self, recipe: bytes, place: bytes, owner: bytes, count: int) -> StatisticTable:
         """Return the numbers of one statistic for the blocks of one tensor, as far as they are known.
 
         Parameters
@@ -55,26 +66,40 @@ class StatisticStore:
             All that the numbers depend on besides the content of the blocks.
         place
             The digest of the names of the source tensors: where to look.
+        owner
+            The digest of the names of the sources: whose versions are counted. Where it has none, the rows of others
+            are looked through: a source may have got another name.
         count
             How many blocks there are.
         """
-        found = [row for r, p, row in reversed(self._pending) if (r, p) == (recipe, place)]
+        where = _Place(recipe, place, owner)
+        found = [row for at, row in reversed(self._pending) if at == where]
+        found += self._rows("AND owner = ?", where, owner)
+        return StatisticTable(self, where, count, found or self._rows("", where))
+
+    def _rows(self, condition: str, where: _Place, *values: bytes) -> list[_Row]:
         rows = self._catalog.sealed_rows(
-            "SELECT recipe, place, chunk, keys, sizes, data, id, seal FROM statistics"
-            " WHERE recipe = ? AND place = ? AND block_elements = ? ORDER BY id DESC",
-            (recipe, place, self._catalog.block_elements),
+            f"SELECT {_COLUMNS}, id, seal FROM statistics"
+            f" WHERE recipe = ? AND place = ? AND block_elements = ? {condition} ORDER BY id DESC",
+            (where.recipe, where.place, self._catalog.block_elements, *values),
         )
-        for _, _, chunk, keys, sizes, data, number in rows:
+        found = []
+        for _, _, _, chunk, keys, sizes, data, number in rows:
             kept = data if len(data) <= _KEPT_BYTES else None
             found.append(_Row(chunk, keys, struct.unpack(f"<{len(sizes) // 4}I", sizes), kept, number))
-        return StatisticTable(self, recipe, place, count, found)
+        return found
 
-    def add(self, recipe: bytes, place: bytes, row: _Row) -> None:
+    def add(self, where: _Place, row: _Row) -> None:
         """Take a new row."""
-        self._pending.append((recipe, place, row))
+        self._pending.append((where, row))
         self._pending_bytes += len(row.data or b"")
         if self._pending_bytes > _PENDING_BYTES:
             self.flush()
+
+    def use(self, row: _Row) -> None:
+        """Keep a row as long as this store lives: a table goes through it."""
+        if row.id is not None:
+            self._used.add(row.id)
 
     def flush(self) -> None:
         """Write new rows to the catalog, and forget the oldest of each chunk."""
@@ -82,43 +107,52 @@ class StatisticStore:
         if not pending:
             return
         with self._catalog.transaction() as db:
-            for recipe, place, row in pending:
+            for where, row in pending:
                 row.id = db.execute(
-                    "INSERT INTO statistics (recipe, place, chunk, keys, sizes, data, id, seal, block_elements)"
-                    " VALUES (?, ?, ?, ?, ?, ?, NULL, x'', ?)",
-                    (*_columns(recipe, place, row), self._catalog.block_elements),
+                    f"INSERT INTO statistics ({_COLUMNS}, id, seal, block_elements)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, NULL, x'', ?)",
+                    (*_columns(where, row), self._catalog.block_elements),
                 ).lastrowid
-                sealed = seal(*_columns(recipe, place, row), row.id)
+                sealed = seal(*_columns(where, row), row.id)
                 db.execute("UPDATE statistics SET seal = ? WHERE id = ?", (sealed, row.id))
-                db.execute(
-                    "DELETE FROM statistics WHERE recipe = ? AND place = ? AND chunk = ? AND block_elements = ?"
-                    " AND id NOT IN (SELECT id FROM statistics WHERE recipe = ? AND place = ? AND chunk = ?"
-                    " AND block_elements = ? ORDER BY id DESC LIMIT ?)",
-                    (*(recipe, place, row.chunk, self._catalog.block_elements) * 2, _KEPT_VERSIONS),
-                )
-        for _, _, row in pending:
+                self.use(row)
+                self._forget_old(db, where, row.chunk)
+        for _, row in pending:
             if len(row.data or b"") > _KEPT_BYTES:
                 row.data = None
+
+    def _forget_old(self, db: sqlite3.Connection, where: _Place, chunk: int) -> None:
+        rows = db.execute(
+            "SELECT id FROM statistics"
+            " WHERE recipe = ? AND place = ? AND owner = ? AND chunk = ? AND block_elements = ? ORDER BY id DESC",
+            (where.recipe, where.place, where.owner, chunk, self._catalog.block_elements),
+        ).fetchall()
+        old = [(number,) for (number,) in rows[_KEPT_VERSIONS:] if number not in self._used]
+        db.executemany("DELETE FROM statistics WHERE id = ?", old)
 
     def data(self, row: _Row) -> bytes:
         """Return a row's data, from memory or from the catalog."""
         if row.data is not None:
             return row.data
         found = self._catalog.sealed_rows(
-            "SELECT recipe, place, chunk, keys, sizes, data, id, seal FROM statistics WHERE id = ?", (row.id,)
+            f"SELECT {_COLUMNS}, id, seal FROM statistics WHERE id = ?", (row.id,)
         )
-        if not found or found[0][3] != row.keys:
+        if not found or found[0][4] != row.keys:
             raise CacheError(
                 "statistics in the catalog vanished or were damaged during the build",
                 hint="run the build again; they are taken anew where they are missing",
             )
-        data: bytes = found[0][5]
+        data: bytes = found[0][6]
         return data
 
 
-def _columns(recipe: bytes, place: bytes, row: _Row) -> tuple[bytes, bytes, int, bytes, bytes, bytes]:
+_COLUMNS = "recipe, place, owner, chunk, keys, sizes, data"
+
+
+def _columns(where: _Place, row: _Row) -> tuple[object, ...]:
     assert row.data is not None, "a new row has its data in memory"
-    return recipe, place, row.chunk, row.keys, struct.pack(f"<{len(row.sizes)}I", *row.sizes), row.data
+    sizes = struct.pack(f"<{len(row.sizes)}I", *row.sizes)
+    return where.recipe, where.place, where.owner, row.chunk, row.keys, sizes, row.data
 
 
 class StatisticTable:
@@ -127,10 +161,9 @@ class StatisticTable:
     `holds` may be called from any thread; all else belongs to the thread that owns the catalog.
     """
 
-    def __init__(self, store: StatisticStore, recipe: bytes, place: bytes, count: int, rows: Sequence[_Row]) -> None:
+    def __init__(self, store: StatisticStore, where: _Place, count: int, rows: Sequence[_Row]) -> None:
         self._store = store
-        self._recipe = recipe
-        self._place = place
+        self._where = where
         self._count = count
         self._known: dict[bytes, tuple[_Row, int]] = {}
         self._by_keys = {row.keys: row for row in reversed(rows)}
@@ -166,7 +199,8 @@ class StatisticTable:
         if row is None:
             values = [self._earlier(key) if value is None else value for key, value in entries]
             row = _Row(chunk, keys, tuple(map(len, values)), b"".join(values), None)
-            self._store.add(self._recipe, self._place, row)
+            self._store.add(self._where, row)
+        self._store.use(row)
         self._settled[chunk] = row
 
     def _earlier(self, key: bytes) -> bytes:

@@ -64,7 +64,7 @@ def adapter(place: Place) -> SourceError:
     """Return the error for a LoRA adapter in the place of a checkpoint."""
     return place.error(
         "is a LoRA adapter, not a checkpoint: it holds no weights of its own",
-        hint='give the path of its folder, and name the source that it applies to: `on = "..."`',
+        hint='name the source that it applies to, beside the path of its folder: `on = "..."`',
     )
 
 

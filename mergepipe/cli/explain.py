@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +11,7 @@ from mergepipe.cli.command import Command
 from mergepipe.cli.progress import make_reporter
 from mergepipe.cli.session import Session
 from mergepipe.cli.tables import fact, plain, rows
+from mergepipe.signatures import COMMON_PARAMS
 from mergepipe.units import format_count
 
 if TYPE_CHECKING:
@@ -51,24 +52,71 @@ def explain(session: Session, output: str, tensor: str | None) -> None:
 
 def _lines(found: OutputExplanation | TensorExplanation, *, verbose: bool) -> Iterator[str]:
     if hasattr(found, "groups"):
-        for group in found.groups:
-            yield from _group(group, verbose=verbose)
+        yield from _output(found.groups, verbose=verbose)
     else:
         yield from _tensor(found, verbose=verbose)
 
 
-def _group(group: ParameterGroup, *, verbose: bool) -> Iterator[str]:
-    how = plain(group.operator) if group.decision == "merge" else "copied: the same in every source"
-    yield f"{click.style(how, bold=True)}: {format_count(len(group.tensors), 'tensor')}"
-    shown = group.tensors if verbose else group.tensors[:2]
-    more = [] if len(shown) == len(group.tensors) else [f"{len(group.tensors) - len(shown):,} more"]
-    yield from fact("tensors", [*map(plain, shown), *more])
-    if group.decision != "merge":
-        return
-    yield from fact("params", [f"{key} = {_value(value)}" for key, value in group.params.items()])
+def _output(groups: Sequence[ParameterGroup], *, verbose: bool) -> Iterator[str]:
+    """Yield the groups: what those of one operator have in common once, then what each has of its own."""
+    for operator in dict.fromkeys((group.operator, group.decision) for group in groups):
+        members = [group for group in groups if (group.operator, group.decision) == operator]
+        count = format_count(sum(len(group.tensors) for group in members), "tensor")
+        merged = operator[1] == "merge"
+        yield f"{click.style(plain(operator[0]) if merged else 'copied', bold=True)}: {count}"
+        if not merged:
+            yield from fact("because", ["they are not floating point: every source must hold the same"])
+            continue
+        values = [_values(group, verbose=verbose) for group in members]
+        common = {key: value for key, value in values[0].items() if all(own.get(key) == value for own in values)}
+        yield from _facts(common)
+        for group, own in zip(members, values, strict=True):
+            if len(members) > 1:
+                where = f"{_where(group)}, {format_count(len(group.tensors), 'tensor')}"
+                yield f"  {click.style(where, bold=True)}"
+                yield from _facts({key: value for key, value in own.items() if key not in common}, indent="    ")
+            if verbose:
+                yield from fact("tensors", map(plain, group.tensors), indent="    ")
+
+
+def _values(group: ParameterGroup, *, verbose: bool) -> dict[tuple[str | None, str], str]:
+    """Return a group's parameters in words, by expert (None: the output) and name."""
+    defaults = {spec.name: spec.default for spec in COMMON_PARAMS}
+    values: dict[tuple[str | None, str], str] = {
+        (None, key): f"{key} = {_value(value)}"
+        for key, value in group.params.items()
+        if verbose or key not in defaults or defaults[key] != value
+    }
+    if group.base is not None:
+        values[None, ""] = f"base = {plain(group.base)}"
     for source, params in group.experts.items():
-        own = [f"{key} = {_value(value)}" for key, value in params.items()]
-        yield from fact("expert", [plain(source), *own])
+        values[source, ""] = ""
+        for key, value in params.items():
+            values[source, key] = f"{key} = {_value(value)}"
+    return values
+
+
+def _facts(values: Mapping[tuple[str | None, str], str], indent: str = "  ") -> Iterator[str]:
+    for source in dict.fromkeys(source for source, _ in values):
+        own = [text for (owner, _), text in values.items() if owner == source and text]
+        if source is None:
+            yield from fact("params", own, indent=indent)
+        else:
+            yield from fact("expert", [plain(source), *own], indent=indent)
+
+
+def _where(group: ParameterGroup) -> str:
+    """Return the layers of a group in words: ``layers 0 to 3 and 7, outside the layers``."""
+    layers = [layer for layer in group.layers if layer is not None]
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    words = [f"{'layer' if len(layers) == 1 else 'layers'} {', '.join(texts)}"] if texts else []
+    return " and ".join([*words, *(["outside the layers"] if None in group.layers else [])])
 
 
 def _tensor(found: TensorExplanation, *, verbose: bool) -> Iterator[str]:
@@ -81,7 +129,13 @@ def _tensor(found: TensorExplanation, *, verbose: bool) -> Iterator[str]:
     shape = " x ".join(map(str, found.shape)) or "a scalar"
     blocks = format_count(found.blocks, "block")
     yield from fact("output", [f"{found.dtype} {shape}", blocks, f"computed in {found.work}"])
-    where = "outside the layers" if found.layer is None else f"{found.layer} of {found.layers} (from 0)"
+    if found.layer is None:
+        where = "outside the layers"
+    elif found.slice is None:
+        where = f"{found.layer} of {found.layers} (from 0)"
+    else:
+        own = f"{found.layer - found.first_layer} of {found.layers}"
+        where = f"{found.layer} of the output, {own} of `slices[{found.slice}]` (from 0)"
     yield from fact("layer", [where])
     yield from _params(found.params, verbose=verbose)
     if found.base is not None:
@@ -105,7 +159,7 @@ def _params(params: Mapping[str, ExplainedParam], *, verbose: bool, indent: str 
     yield from rows(table, indent=indent)
 
 
-_COMMON = ("missing", "rows", "non_finite", "numerics")
+_COMMON = frozenset(spec.name for spec in COMMON_PARAMS)
 
 
 def _value(value: object) -> str:

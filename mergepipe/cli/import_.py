@@ -27,12 +27,6 @@ _EXAMPLES = (
     ("mergepipe import ties.yml --model org/name=models/name", "that one is here"),
 )
 _STDOUT = "-"
-_NEXT = (
-    "",
-    "look through it, then run",
-    "  mergepipe plan    to see what a build reads and writes",
-    "  mergepipe build   to build it",
-)
 
 
 @click.command("import", cls=Command, examples=_EXAMPLES)
@@ -187,6 +181,22 @@ def _report(session: Session, imported: Imported, target: Path | None) -> None:
         console.warn(what)
 
 
+def _next(imported: Imported, target: Path) -> list[str]:
+    """Say how to go on: where the file is, and where models are that only a hub has."""
+    hub = next((source for source in imported.mergefile.sources.values() if source.hub is not None), None)
+    if hub is not None:
+        name = _where(hub)
+        return ["", f"say where a model is that lies here: `--model {plain(name)}=PATH` (and `--force`)"]
+    at_hand = target.name == MERGEFILE and target.parent == Path()
+    command = "mergepipe" if at_hand else f"mergepipe -f {plain(str(target))}"
+    return [
+        "",
+        "look through it, then run",
+        f"  {command} plan    to see what a build reads and writes",
+        f"  {command} build   to build it",
+    ]
+
+
 def _where(source: Source) -> str:
     where = source.path or source.hub or ""
     return where if source.revision is None else f"{where}@{source.revision}"
@@ -198,4 +208,4 @@ def _lines(imported: Imported, target: Path) -> list[str]:
     for output in mergefile.outputs.values():
         where = plain(output.path) if output.publish else "for other outputs only"
         table.append(("output", plain(output.name), f"{output.operator}, {where}"))
-    return [f"wrote {plain(str(target))}", *rows(table, indent="  "), *_NEXT]
+    return [f"wrote {plain(str(target))}", *rows(table, indent="  "), *_next(imported, target)]

@@ -122,7 +122,7 @@ def _report_search(console: Console, finding: Finding, errors: Sequence[Mergepip
     for error in errors:
         console.warn(f"left out: {error.message}")
     for folder in finding.adapters:
-        console.note(f"left out: `{folder}` is a LoRA adapter")
+        console.note(f'left out: `{folder}` is a LoRA adapter; a source of its own with `on = "NAME"` adds it')
     for folder in finding.foreign:
         console.note(f"left out: `{folder}` has no safetensors weights")
 

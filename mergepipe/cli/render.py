@@ -28,7 +28,11 @@ Show = Callable[[str], str]
 """Shows a path of the Mergefile to somebody in the current directory."""
 
 _STATES = {"built": "green", "up-to-date": "green", "stale": "yellow", "unbuilt": "yellow"}
-_SKIPPED = (("zero", "equal to the base"), ("shared", "equal to another"), ("omitted", "outside the budget"))
+_SKIPPED = (
+    ("zero", "equal to the base"),
+    ("shared", "read already, for another expert or output"),
+    ("omitted", "outside the budget"),
+)
 
 
 def build_lines(report: BuildReport, show: Show, *, verbose: bool) -> Iterator[str]:
@@ -39,12 +43,16 @@ def build_lines(report: BuildReport, show: Show, *, verbose: bool) -> Iterator[s
 
 
 def _built(output: OutputReport, show: Show, *, verbose: bool) -> Iterator[str]:
-    took = f" in {duration(output.seconds)}" if output.state != "unchanged" else ""
-    yield f"{_heading(output.name, output.operator)}: {_state(output.state)}{took}"
-    yield from fact("path", [_path(output.path, show)])
     reads = (output.expert_bytes["read"], output.base_bytes_read, output.index_bytes_read)
     counts = output.blocks
-    if output.state == "unchanged" and not any((*reads, output.bytes_written, counts["computed"])):
+    idle = output.state == "unchanged" and not any((*reads, output.bytes_written, counts["computed"]))
+    heading = f"{_heading(output.name, output.operator)}: {_state(output.state)}"
+    if idle and not verbose:
+        yield f"{heading}, {_path(output.path, show)}"
+        return
+    yield heading + (f" in {duration(output.seconds)}" if output.state != "unchanged" else "")
+    yield from fact("path", [_path(output.path, show)])
+    if idle:
         yield from fact("reused", [f"{_all_blocks(counts['total'])}; nothing read, nothing written"])
     else:
         yield from fact("read", _reads(output) if any(reads) else ["nothing"])
@@ -156,7 +164,7 @@ _LOCK_WORDS = {
     "current": "is current",
     "outdated": "is outdated",
     "missing": "is missing",
-    "unverified": "agrees with the Mergefile as far as is known; a build tells",
+    "unverified": "is not verified: not every output was built here; a build tells",
 }
 
 

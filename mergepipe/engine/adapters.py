@@ -22,30 +22,20 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(slots=True, kw_only=True)
-class AdapterInput:
-    """A tensor that is computed from an adapter's factors.
+class Factors:
+    """The two stored factors of a delta, read whole by the first job that needs them.
 
     Attributes
     ----------
-    a, b
-        The factors. They are read whole by the first job that needs them.
-    on
-        The key of the input that the delta is added to, None where the delta itself is the input.
     counted
-        Whether the factors' bytes were counted as read to merge; set by the thread that runs the build.
+        Whether their bytes were counted as read to merge; set by the thread that runs the build.
     """
 
-    key: InputKey
-    ref: InputRef
-    lora: LoraRef
-    grid: BlockGrid
     a: Input
     b: Input
-    on: InputKey | None
     counted: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _arrays: tuple[Array, Array] | None = None
-    _digest: bytes | None = None
 
     @property
     def nbytes(self) -> int:
@@ -54,29 +44,23 @@ class AdapterInput:
 
     @property
     def was_read(self) -> bool:
-        """Whether the factors were read."""
+        """Whether they were read."""
         return self._arrays is not None
 
-    def digest(self, block: int, on: bytes | None) -> bytes:
-        """Return the digest of a block; ``on`` is that of the block that the delta is added to, if any.
-
-        Reads the factors if their content is not known.
-        """
+    def digests(self) -> tuple[bytes, bytes]:
+        """Return the tensor digests of both; reads them if their content is not known."""
         with self._lock:
-            if self._digest is None:
-                if self.a.known is None or self.b.known is None:
-                    self._load()
-                self._digest = factors_digest(self.lora, _tensor(self.a), _tensor(self.b))
-        return lora_block(self._digest, block, on)
+            if self.a.known is None or self.b.known is None:
+                self._load()
+        return _tensor(self.a), _tensor(self.b)
 
-    def rows(self, start: int, stop: int, work: str) -> Array:
-        """Return rows of the delta, flat, in float32 (float64 if that is the work dtype)."""
+    def arrays(self) -> tuple[Array, Array]:
+        """Return both as 2-D arrays of their stored dtypes."""
         with self._lock:
             if self._arrays is None:
                 self._load()
         assert self._arrays is not None
-        a, b = self._arrays
-        return lora_rows(a, b, self.lora.scaling, self.lora.transposed, start, stop, work=work).reshape(-1)
+        return self._arrays
 
     def _load(self) -> None:
         """Read both factors, and compare their digests, or find them."""
@@ -85,6 +69,41 @@ class AdapterInput:
             self._arrays = (_read(self.a, files), _read(self.b, files))
         finally:
             files.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class AdapterInput:
+    """A tensor that is computed from an adapter's factors.
+
+    Attributes
+    ----------
+    factors
+        What it is computed from; other tensors of the group may share them.
+    on
+        The key of the input that the delta is added to, None where the delta itself is the input.
+    """
+
+    key: InputKey
+    ref: InputRef
+    lora: LoraRef
+    grid: BlockGrid
+    factors: Factors
+    on: InputKey | None
+    _digest: bytes | None = None
+
+    def digest(self, block: int, on: bytes | None) -> bytes:
+        """Return the digest of a block; ``on`` is that of the block that the delta is added to, if any.
+
+        Reads the factors if their content is not known.
+        """
+        if self._digest is None:  # every thread would set the same
+            self._digest = factors_digest(self.lora, *self.factors.digests())
+        return lora_block(self._digest, block, on)
+
+    def rows(self, start: int, stop: int, work: str) -> Array:
+        """Return rows of the delta, flat, in float32 (float64 if that is the work dtype)."""
+        a, b = self.factors.arrays()
+        return lora_rows(a, b, self.lora.scaling, self.lora.transposed, start, stop, work=work).reshape(-1)
 
 
 def _tensor(source: Input) -> bytes:

@@ -129,7 +129,7 @@ class ShardFinisher:
         try:
             for copy, bad in zip(copies, self._pool.run(_copy_in, copies), strict=True):
                 self._recompute(copy, bad, meter)
-                meter.written += _nbytes(copy) if copy.holding.result is not None else 0
+                meter.written += _nbytes(copy, bad) if copy.holding.result is not None else 0
                 self._reporter.advance(_nbytes(copy))
         finally:
             self._reporter.end()
@@ -223,9 +223,10 @@ class ShardFinisher:
             self._catalog.record_results(new)
 
 
-def _nbytes(copy: _Copy) -> int:
+def _nbytes(copy: _Copy, without: Sequence[int] = ()) -> int:
     grid = copy.work.recipe.grid
-    return grid.byte_range(copy.stop - 1)[1] - grid.byte_range(copy.start)[0]
+    left_out = sum(stop - start for start, stop in map(grid.byte_range, without))
+    return grid.byte_range(copy.stop - 1)[1] - grid.byte_range(copy.start)[0] - left_out
 
 
 def _copy_in(copy: _Copy, scratch: Scratch) -> list[int]:

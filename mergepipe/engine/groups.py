@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mergepipe.cache.catalog import Catalog, StagedTensor
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.engine.adapters import AdapterInput
+from mergepipe.engine.adapters import AdapterInput, Factors
 from mergepipe.engine.staging import StagedShard
 from mergepipe.engine.work import Group, Input, InputKey, TensorWork
 from mergepipe.graph.blocks import Holding, TensorRecipe
@@ -55,6 +55,7 @@ class GroupMaker:
         """Return the group of these works with all of their inputs."""
         inputs: dict[InputKey, Input] = {}
         adapters: dict[InputKey, AdapterInput] = {}
+        factors: dict[tuple[InputKey, InputKey], Factors] = {}
         for work in works:
             for slot in work.recipe.tensor.slots:
                 if slot is None:
@@ -62,7 +63,7 @@ class GroupMaker:
                 if slot.lora is None:
                     inputs.setdefault(self._key(slot), self._input(slot))
                     continue
-                adapters.setdefault(self._key(slot), self._adapter(slot))
+                adapters.setdefault(self._key(slot), self._adapter(slot, factors))
                 if slot.lora.on is not None:
                     inputs.setdefault(self._key(slot.lora.on), self._input(slot.lora.on))
         return Group(works=tuple(works), inputs=inputs, adapters=adapters)
@@ -95,7 +96,8 @@ class GroupMaker:
         read: set[InputKey] = set()
         for group in covered:
             read.update(group.inputs)
-            read.update(factor.key for adapter in group.adapters.values() for factor in (adapter.a, adapter.b))
+            for adapter in group.adapters.values():
+                read.update((adapter.factors.a.key, adapter.factors.b.key))
         groups = []
         for source in sources:
             for info in self._index.cold(source):
@@ -121,14 +123,16 @@ class GroupMaker:
             known=self._index.blocks(ref.source, ref.info),
         )
 
-    def _adapter(self, ref: InputRef) -> AdapterInput:
+    def _adapter(self, ref: InputRef, shared: dict[tuple[InputKey, InputKey], Factors]) -> AdapterInput:
         assert ref.lora is not None, "an adapter's tensor has factors"
+        pair = (self._key(ref.lora.a), self._key(ref.lora.b))
+        if pair not in shared:
+            shared[pair] = Factors(a=self._input(ref.lora.a), b=self._input(ref.lora.b))
         return AdapterInput(
             key=self._key(ref),
             ref=ref,
             lora=ref.lora,
             grid=ref.grid(self._index.geometry),
-            a=self._input(ref.lora.a),
-            b=self._input(ref.lora.b),
+            factors=shared[pair],
             on=None if ref.lora.on is None else self._key(ref.lora.on),
         )

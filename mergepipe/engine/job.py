@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 
 from mergepipe.digest import content_digest
 from mergepipe.dtypes import is_mergeable
-from mergepipe.engine.kernel import Scratch, all_finite, compute_block, convert, measure_block, typed
+from mergepipe.engine.kernel import Array, Scratch, all_finite, compute_block, convert, measure_block, typed
 from mergepipe.engine.meter import Meter
-from mergepipe.engine.problems import input_difference, non_finite
+from mergepipe.engine.problems import input_difference, named, non_finite
 from mergepipe.engine.reader import Reader
 from mergepipe.engine.work import BlockDone, BlockMeasured, InputKey, Job, JobDone, TensorWork
+from mergepipe.errors import OperatorError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.graph.blocks import BlockPlan, StatisticPlan, find_block, plan_block, plan_statistic
-from mergepipe.plan.values import Decision
+from mergepipe.plan.values import Decision, TensorPlan
 
 
 def run_job(job: Job, scratch: Scratch) -> JobDone:
@@ -240,8 +241,7 @@ def make_block(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scrat
         target[:] = reader.data(key, plan.block)[: len(target)]
     else:
         _compute(work, plan, reader, scratch, target)
-    must_be_finite = tensor.params.values["non_finite"] == "error" and is_mergeable(tensor.dtype)
-    if must_be_finite and not all_finite(typed(target, tensor.dtype), tensor.dtype):
+    if _must_be_finite(tensor) and not all_finite(typed(target, tensor.dtype)):
         inputs = [
             (ref, reader.values(work, slot, plan.block) if slot in plan.reads else None)
             for slot, ref in enumerate(tensor.slots)
@@ -250,14 +250,31 @@ def make_block(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scrat
         raise non_finite(work.plan, tensor, inputs)
 
 
+def _must_be_finite(tensor: TensorPlan) -> bool:
+    return tensor.params.values["non_finite"] == "error" and is_mergeable(tensor.dtype)
+
+
+def _check_inputs(work: TensorWork, inputs: Sequence[Array | None]) -> None:
+    """Look for NaN and infinity in what was read."""
+    if any(values is not None and not all_finite(values) for values in inputs):
+        tensor = work.recipe.tensor
+        found = zip(tensor.slots, inputs, strict=True)
+        raise non_finite(work.plan, tensor, [(ref, values) for ref, values in found if ref is not None])
+
+
 def _compute(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, target: memoryview) -> None:
     recipe = work.recipe
     out = typed(target, recipe.tensor.dtype)
     merged = recipe.merged_elements(plan.block)
     slots = range(len(work.inputs))
     inputs = [reader.values(work, slot, plan.block) if slot in plan.reads else None for slot in slots]
+    if _must_be_finite(recipe.tensor) and not recipe.operator.shows_non_finite:
+        _check_inputs(work, [None if values is None else values[:merged] for values in inputs])
     if merged:
-        compute_block(recipe, plan.block, inputs, plan.sources, work.reduction, out[:merged], scratch)
+        try:
+            compute_block(recipe, plan.block, inputs, plan.sources, work.reduction, out[:merged], scratch)
+        except OperatorError as error:
+            raise named(work, error) from error
     if merged < out.size:
         base = inputs[0]
         assert base is not None, "rows beyond the common ones come from the base"

@@ -21,7 +21,7 @@ from mergepipe.operators.contract import BlockInputs, Reduction, Statistic
 TILE_ELEMENTS = 1 << 16
 
 # The exponent bits of the 16-bit floats: all of them set means NaN or infinity.
-_EXPONENTS = {"F16": np.uint16(0x7C00), "BF16": np.uint16(0x7F80)}
+_EXPONENTS = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
 
 Array = np.ndarray[Any, Any]
 
@@ -81,7 +81,7 @@ def compute_block(
         )
         for tile in tiles:
             result = recipe.operator.apply(tile, tensor.prepared, reduction)
-            start = tile.start - _first(recipe, block)
+            start = tile.start - recipe.start(block)
             _round(result, out[start : start + tile.shape[0]])
 
 
@@ -98,11 +98,6 @@ def measure_block(
     with np.errstate(all="ignore"):
         tiles = _tiles(recipe, block, inputs, aliases, size, scratch, rowwise=statistic.rowwise, base=True)
         return statistic.measure(tiles)
-
-
-def _first(recipe: TensorRecipe, block: int) -> int:
-    """Return the flat index of a block's first element."""
-    return block * recipe.grid.block_rows * recipe.grid.row_elements
 
 
 def _tiles(
@@ -125,7 +120,7 @@ def _tiles(
     length = TILE_ELEMENTS
     if rowwise and not facts.splits_row:
         length = max(1, TILE_ELEMENTS // facts.row_elements) * facts.row_elements
-    first, memo = _first(recipe, block), dict[Any, Any]()
+    first, memo = recipe.start(block), dict[Any, Any]()
     for start in range(0, size, length):
         stop = min(start + length, size)
         wide: list[Array | None] = []
@@ -197,9 +192,9 @@ def _to_odd(values: Array) -> Array:
     return narrow
 
 
-def all_finite(values: Array, dtype: str) -> bool:
-    """Return whether no value (1-D, of a mergeable header dtype) is NaN or infinite."""
-    exponent = _EXPONENTS.get(dtype)
+def all_finite(values: Array) -> bool:
+    """Return whether no value (1-D, of any mergeable dtype) is NaN or infinite."""
+    exponent = _EXPONENTS.get(values.dtype.name)
     if exponent is None:
         return bool(np.isfinite(values).all())
     return not values.size or bool(np.bitwise_and(values.view(np.uint16), exponent).max() != exponent)

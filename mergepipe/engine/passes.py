@@ -12,6 +12,7 @@ from typing import Any
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
 from mergepipe.engine.hold import HoldPool
+from mergepipe.engine.problems import named
 from mergepipe.engine.work import Group, InputKey, Job, JobDone, Measure, TensorWork, jobs_of
 from mergepipe.errors import OperatorError
 from mergepipe.graph.blocks import plan_statistic
@@ -141,11 +142,7 @@ class GroupPasses:
             self.done(work, stop.value)
             return False
         except OperatorError as error:
-            raise OperatorError(
-                f"tensor `{work.name}` of output `{work.plan.output.name}`: {error.message}",
-                hint=error.hint,
-                **{**error.facts, "tensor": work.name, "output": work.plan.output.name},
-            ) from None
+            raise named(work, error) from error
         return True
 
     def _open(self, reducers: Iterable[Reducer]) -> Iterator[Measure]:
@@ -203,7 +200,7 @@ class GroupPasses:
                 source.known = bytes(self.group.hashed.get(key, b""))
                 self._index.add(source.ref.source, source.ref.info, source.known)
         for adapter in self.group.adapters.values():
-            for factor in (adapter.a, adapter.b):
+            for factor in (adapter.factors.a, adapter.factors.b):
                 if factor.known is not None and self._index.tensor(factor.ref.source, factor.ref.info) is None:
                     self._index.add(factor.ref.source, factor.ref.info, factor.known)
 

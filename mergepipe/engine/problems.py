@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mergepipe.engine.meter import Meter
+from mergepipe.engine.work import TensorWork
 from mergepipe.errors import InternalError, OperatorError, PlanError
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
@@ -25,13 +26,23 @@ def non_finite(
                 source=ref.source,
                 output=plan.output.name,
             )
+    other = 'write another dtype, such as `write.dtype = "bfloat16"`' if tensor.dtype == "F16" else "lower its weights"
     return OperatorError(
         f"tensor `{tensor.name}` of output `{plan.output.name}` has values too large for {tensor.dtype}",
-        hint='write another dtype, such as `write.dtype = "bfloat16"`, or set `non_finite = "allow"` in the params',
+        hint=f'{other}, or set `non_finite = "allow"` in the params',
         tensor=tensor.name,
         output=plan.output.name,
         dtype=tensor.dtype,
     )
+
+
+def named(work: TensorWork, error: OperatorError) -> OperatorError:
+    """Return an operator's error with the tensor and the output that it is about."""
+    name, output = work.name, work.plan.output.name
+    if error.facts.get("tensor") == name:
+        return error
+    facts = {**error.facts, "tensor": name, "output": output}
+    return OperatorError(f"tensor `{name}` of output `{output}`: {error.message}", hint=error.hint, **facts)
 
 
 def input_difference(tensor: TensorPlan, digests: Sequence[bytes | None]) -> None:

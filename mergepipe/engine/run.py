@@ -284,12 +284,12 @@ class Engine:
         for key, count in done.index_bytes.items():
             run.owner(group, key).index_bytes += count
         for key, (number, is_expert) in done.adapters.items():
-            adapter, meter = group.adapters[key], run.meters[group.works[number].plan.output.name]
-            if not adapter.counted:
-                adapter.counted = True
-                meter.expert_bytes += adapter.nbytes if is_expert else 0
-                meter.adapter_bytes += adapter.nbytes if is_expert else 0
-                meter.base_bytes += 0 if is_expert else adapter.nbytes
+            factors, meter = group.adapters[key].factors, run.meters[group.works[number].plan.output.name]
+            if not factors.counted:
+                factors.counted = True
+                meter.expert_bytes += factors.nbytes if is_expert else 0
+                meter.adapter_bytes += factors.nbytes if is_expert else 0
+                meter.base_bytes += 0 if is_expert else factors.nbytes
         self._reporter.advance(done.nbytes)
         self._unrecorded[id(group)] = group
         if time.monotonic() - self._recorded_at >= _RECORD_EVERY:
@@ -302,8 +302,9 @@ class Engine:
         for key, count in passes.finish().items():
             run.owner(group, key).index_bytes += count
         for key, adapter in group.adapters.items():
-            if adapter.was_read and not adapter.counted:
-                run.owner(group, key).index_bytes += adapter.nbytes
+            if adapter.factors.was_read and not adapter.factors.counted:
+                adapter.factors.counted = True
+                run.owner(group, key).index_bytes += adapter.factors.nbytes
 
     def _record(self) -> None:
         """Record digests of sources and of staged blocks, so that a killed build can go on from here."""

@@ -56,6 +56,10 @@ class TensorRecipe:
         common = self.tensor.common_rows
         return stop - first if common is None else max(0, min(stop, common) - first)
 
+    def start(self, block: int) -> int:
+        """Return the flat index of a block's first element in the output tensor."""
+        return self.grid.rows_of(block)[0] * self.grid.row_elements
+
     def elements(self, block: int) -> int:
         """Return how many elements a block of the output has."""
         first, stop = self.grid.rows_of(block)
@@ -134,7 +138,7 @@ def plan_block(
         [digest or ABSENT for digest in seen],
         merged,
         reduction=reduction.digest(block) if computed and reduction is not None else None,
-        position=block if computed and recipe.operator.names else None,
+        position=recipe.start(block) if computed and recipe.operator.names else None,
         anchor=input_form(tensor.base) if anchored else None,
     )
     return BlockPlan(
@@ -181,7 +185,7 @@ def plan_statistic(
         key_recipe,
         [wanted[slot] or ABSENT for slot in statistic.slots],
         merged,
-        block if statistic.positional else None,
+        recipe.start(block) if statistic.positional else None,
         statistic.block_settings(block),
     )
     sources, _, _ = _assign(recipe, wanted, zeros=True)

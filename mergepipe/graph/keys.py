@@ -37,7 +37,7 @@ def block_key(
     reduction
         The digest of what the tensor's reduction gives this block, where there is one.
     position
-        The number of the block where its place matters: random masks are addressed by it.
+        The flat index of the block's first element where its place matters: random masks are addressed by it.
     anchor
         The form of the base (`mergepipe.plan.recipe.input_form`) where its block stands for one that is left out of a
         merge that does not use the base otherwise; such inputs are `ABSENT`.

@@ -34,7 +34,8 @@ def open_table(store: StatisticStore, recipe: TensorRecipe, statistic: Statistic
     """Return the table of a statistic of a tensor; it is looked for under the names of the source tensors."""
     refs = [recipe.tensor.slots[slot] for slot in statistic.slots]
     place = record_digest("place", [ref.info.name if ref else "" for ref in refs])
-    return store.table(key_recipe(recipe, statistic), place, recipe.facts.blocks)
+    owner = record_digest("owner", [ref.source if ref else "" for ref in refs])
+    return store.table(key_recipe(recipe, statistic), place, owner, recipe.facts.blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

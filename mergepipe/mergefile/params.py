@@ -124,7 +124,10 @@ def read_value(spec: ParamSpec, value: Any, path: KeyPath, problems: Problems) -
     parsed = _scalar(spec, value)
     if parsed is None:
         hint = _value_hint(spec, value, path)
-        problems.add(path, _complaint(spec, value), expected=spec.range_text(), got=value, hint=hint)
+        expected = spec.range_text()
+        if spec.kind is ParamKind.INTEGER and isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+            expected += " of 64 bits: at most 2^63 - 1"
+        problems.add(path, _complaint(spec, value), expected=expected, got=value, hint=hint)
     return parsed
 
 

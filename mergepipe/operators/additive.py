@@ -80,6 +80,7 @@ class Linear(Operator):
         ),
     )
     version: ClassVar = 1
+    shows_non_finite: ClassVar = True
     uses_base: ClassVar = False
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
@@ -154,6 +155,7 @@ class TaskArithmetic(Operator):
         differences=("mergekit takes a sum of weights below 1e-8 in magnitude as 1 while normalising.",),
     )
     version: ClassVar = 1
+    shows_non_finite: ClassVar = True
     uses_base: ClassVar = True
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
@@ -221,6 +223,7 @@ class Passthrough(Operator):
         ),
     )
     version: ClassVar = 1
+    shows_non_finite: ClassVar = True
     uses_base: ClassVar = False
     ignores_base: ClassVar = True
 

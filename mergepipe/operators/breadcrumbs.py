@@ -25,7 +25,7 @@ _EDGE_CASES = (
     "At both thresholds those of the equal magnitudes are kept that have the lowest flat index.",
     (
         "rescale `l1`: one factor for each delta, sum of magnitudes before / after (exact sums, rounded once), 1 where "
-        "either is below 1e-7; `density`: 1 / density."
+        "either is below 1e-7; `density`: 1 / density; 1 also where all n elements are kept."
     ),
 )
 _DIFFERENCES = (

@@ -300,6 +300,9 @@ class Operator(ABC):
     names
         Whether the result depends on the names of the tensor and of the experts' sources, and on where in the tensor
         an element lies: random masks do.
+    shows_non_finite
+        Whether NaN and infinity in any input always show in the result, so that looking at that finds them. Where a
+        mask or a comparison may leave such an element out, the inputs are looked at instead.
     code
         The digest of the code that it is made of, part of every action key; empty for built-in operators, whose
         `version` says the same.
@@ -311,6 +314,7 @@ class Operator(ABC):
     uses_base: ClassVar[bool]
     ignores_base: ClassVar[bool] = False
     names: ClassVar[bool] = False
+    shows_non_finite: ClassVar[bool] = False
     code: ClassVar[bytes] = b""
 
     @abstractmethod

@@ -140,6 +140,7 @@ class _Named(Operator):
         self.uses_base = inner.uses_base  # type: ignore[misc]
         self.ignores_base = inner.ignores_base  # type: ignore[misc]
         self.names = inner.names  # type: ignore[misc]
+        self.shows_non_finite = inner.shows_non_finite  # type: ignore[misc]
         self.code = code  # type: ignore[misc]
         self._inner = inner
         for method in _METHODS:

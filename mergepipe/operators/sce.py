@@ -100,7 +100,7 @@ class Sce(Operator):
     )
     reference: ClassVar = OperatorReference(
         formula=(
-            "delta_i = x_i - base; selected: the int(n select_topk) largest of the n variances over i that are not 0",
+            "delta_i = x_i - base; v: how many variances over i are not 0; selected: the int(v select_topk) largest",
             "c_i = mean(delta_i^2) / sum of all means, delta_i being 0 where not selected",
             "m_i = delta_i and the sum of all delta_i have the same sign",
             "y = base + sum(delta_i c_i m_i) / max(sum(c_i m_i), 1e-6)",
@@ -117,13 +117,13 @@ class Sce(Operator):
         ),
         edge_cases=(
             "Mean squares that sum to less than 1e-6 (small deltas) give equal weights.",
-            "int(n select_topk) = 0, or a single expert and select_topk below 1: nothing is selected, y is the base.",
+            "int(v select_topk) = 0, or a single expert and select_topk below 1: nothing is selected, y is the base.",
             "Of equal variances at the edge those of the lowest flat index are selected.",
             "A sum of deltas of 0 counts as positive.",
             "What is not finite passes through and does not count in the weights (`non_finite` is `allow`).",
         ),
         differences=(
-            "mergekit multiplies n by select_topk in float32 and may select an element more or less of 2^24 and more.",
+            "mergekit multiplies v by select_topk in float32 and may select an element more or less of 2^24 and more.",
             "mergekit selects any of the elements of equal variance, and sums squares in float32.",
             "select_topk = 0 is refused; NaN in one element spoils the whole tensor in mergekit.",
         ),

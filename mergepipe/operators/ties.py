@@ -51,7 +51,7 @@ class Ties(SparseTaskArithmetic):
             "The base among the experts has no vote.",
             (
                 "rescale `l1`: one factor for each delta, sum of magnitudes before / after (exact sums, rounded once), "
-                "1 where either is below 1e-7; `density`: 1 / density."
+                "1 where either is below 1e-7; `density`: 1 / density; 1 also where all n elements are kept."
             ),
         ),
         differences=(

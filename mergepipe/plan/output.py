@@ -200,7 +200,7 @@ def _useless(
             start, stop = rule.layers
             yield PlanError(
                 f"{where}: layers {start}..{stop} reach beyond the model, which has {count} layers",
-                hint=f"the end is excluded: the last layer is in `{start}..{count}`",
+                hint=f"the end is excluded: its layers are `0..{count}`",
                 output=output.name,
                 rule=number,
                 layers=count,

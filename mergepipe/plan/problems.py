@@ -77,7 +77,7 @@ class Problems:
         errors: list[MergepipeError] = [
             _missing_error(part, source, names, count) for source, names in self.missing.items()
         ]
-        errors += self._found
+        errors += _condensed(self._found)
         for error, names in self._parameters.values():
             errors.append(
                 PlanError(
@@ -89,6 +89,21 @@ class Problems:
                 )
             )
         return errors
+
+
+def _condensed(errors: Sequence[MergepipeError]) -> Iterable[MergepipeError]:
+    """Put errors of one kind about many tensors of one source into the first of them."""
+    groups: dict[tuple[object, object], list[MergepipeError]] = {}
+    for error in errors:
+        groups.setdefault((error.hint, error.facts.get("source")), []).append(error)
+    for (_, source), group in groups.items():
+        first, *others = group
+        names = [str(error.facts["tensor"]) for error in others if "tensor" in error.facts]
+        if len(others) < _NAMED or len(names) < len(others):
+            yield from group
+        else:
+            more = f"{first.message}\nand likewise {listing(names)} of `{source}`"
+            yield PlanError(more, hint=first.hint, **{**first.facts, "others": len(others)})
 
 
 def _subject(part: Part) -> str:

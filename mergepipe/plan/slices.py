@@ -37,7 +37,7 @@ def slice_parts(output: Output, operators: Operators, checkpoints: Mapping[str, 
     for number, part in enumerate(slices):
         parts.append(_part(output, number, first, operators, checkpoints, maps, located))
         first += part.layers[1] - part.layers[0]
-    raise_collected([*_gaps(parts), *_misfits(parts), *_head_errors(parts)])
+    raise_collected([*_gaps(parts), *_misfits(parts), *_head_errors(parts), *_vocabulary_errors(parts)])
     return tuple(parts)
 
 
@@ -236,6 +236,27 @@ def _head_errors(parts: Sequence[Part]) -> Iterator[MergepipeError]:
         " way",
         source=last,
     )
+
+
+def _vocabulary_errors(parts: Sequence[Part]) -> Iterator[MergepipeError]:
+    """Yield an error if the embedding of the first slice and the head of the last are for other vocabularies."""
+    first, last = (part.checkpoints[part.definer.source] for part in (parts[0], parts[-1]))
+    embedding = next((i for n, i in first.tensors.items() if is_vocabulary(n) and not is_head(n) and i.shape), None)
+    head = next((i for n, i in last.tensors.items() if is_head(n) and i.shape), None)
+    own = next((i for n, i in last.tensors.items() if is_vocabulary(n) and not is_head(n) and i.shape), None)
+    if embedding is None or head is None or own is None or own.shape[0] != head.shape[0]:
+        return  # no such pair, or a model whose head has rows of its own
+    opening, closing = parts[0].definer.source, parts[-1].definer.source
+    if embedding.shape[0] != head.shape[0] and embedding.shape[1:] == head.shape[1:]:  # another width is told as that
+        yield PlanError(
+            f"{parts[-1].where}: `{head.name}` has {head.shape[0]:,} rows in `{closing}`, and in `{opening}`, where the"
+            f" embeddings come from, `{embedding.name}` has {embedding.shape[0]:,}",
+            hint="begin and end with slices of models that have one vocabulary",
+            tensor=head.name,
+            source=closing,
+            expected=embedding.shape[0],
+            got=head.shape[0],
+        )
 
 
 def slice_notes(parts: Sequence[Part]) -> list[str]:

@@ -39,6 +39,8 @@ def plan_tensors(part: Part, geometry: Geometry) -> tuple[tuple[TensorPlan, ...]
         else:
             if plan is not None:
                 plans.append(plan)
+    for source in [source for source, names in missing.items() if len(names) == len(part.tensors)]:
+        problems.missing[source] = missing.pop(source)  # nothing in common is no checkpoint with a gap
     notes = [_rows_note(plan, part) for plan in plans if _has_odd_rows(plan)]
     notes += [
         f'{source}: {listing(names)} missing, taken from `{part.definer.source}` (`missing = "base"`)'

@@ -38,8 +38,7 @@ class ExplainedInput:
     dtype
         As stored.
     used
-        ``read``; ``weight 0``, ``missing`` or ``zero delta`` for one that is no input; ``for what is left out`` for a
-        base that only stands for what a budget leaves out.
+        ``read``, or why it is no input.
     params
         Its own parameters.
     """
@@ -59,8 +58,11 @@ class TensorExplanation:
     ----------
     decision
         ``merge``, or ``equal`` for a tensor that is only copied.
-    layer, layers
-        Its layer (None outside the layers) and the number of layers that gradients run over.
+    layer, first_layer, layers
+        Its layer in the output (None outside the layers), and the range that gradients run over: the first layer and
+        the number of layers of the output or of its slice.
+    slice
+        Which slice of the output it belongs to, None without slices.
     reduces
         Whether statistics of the whole tensor are taken first.
     """
@@ -74,7 +76,9 @@ class TensorExplanation:
     shape: tuple[int, ...]
     work: str
     layer: int | None
+    first_layer: int
     layers: int
+    slice: int | None
     blocks: int
     reduces: bool
     params: Mapping[str, ExplainedParam]
@@ -88,11 +92,16 @@ class TensorExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """Tensors of an output that are merged by one operator with the same parameters."""
+    """Tensors of an output that are merged by one operator with the same parameters.
+
+    ``layers`` are those that the tensors belong to, in order, None for tensors outside the layers.
+    """
 
     operator: str
     decision: str
+    base: str | None
     tensors: tuple[str, ...]
+    layers: tuple[int | None, ...]
     params: Mapping[str, Scalar]
     experts: Mapping[str, Mapping[str, Scalar]]
 
@@ -132,7 +141,9 @@ def _group(plan: OutputPlan, tensors: list[TensorPlan]) -> ParameterGroup:
     return ParameterGroup(
         operator=first.operator.signature.name,
         decision=first.decision.value,
+        base=first.base_source if first.operator.uses_base else None,
         tensors=tuple(tensor.name for tensor in tensors),
+        layers=tuple(sorted({tensor.layer for tensor in tensors}, key=lambda layer: -1 if layer is None else layer)),
         params=dict(first.params.values),
         experts={source: dict(own) for source, own in zip(experts, first.params.experts, strict=True)},
     )
@@ -165,12 +176,14 @@ def explain_tensor(plan: OutputPlan, name: str) -> TensorExplanation:
         shape=tensor.shape,
         work=tensor.work,
         layer=tensor.layer,
+        first_layer=part.first_layer,
         layers=part.count,
+        slice=part.slice,
         blocks=tensor.grid(plan.geometry).count,
         reduces=merged and facts.elements > 0 and tensor.operator.reduces(tensor.prepared, facts),
         params={key: ExplainedParam(value=value, origin=resolved.origins[key])
                 for key, value in sorted(resolved.params.items())},
-        base=None if base is None else _input(base.source, tensor.base, _base_use(tensor), {}),
+        base=None if base is None else _input(base.source, tensor.base, _use_of_base(tensor), {}),
         experts=tuple(
             _expert(tensor, index, member.source, part.find(member, wanted) is None, resolved)
             for index, member in enumerate(part.experts)
@@ -178,10 +191,13 @@ def explain_tensor(plan: OutputPlan, name: str) -> TensorExplanation:
     )  # fmt: skip
 
 
-def _base_use(tensor: TensorPlan) -> str:
+def _use_of_base(tensor: TensorPlan) -> str:
     if tensor.anchored and tensor.common_rows is None:
         return "for what is left out"
-    return "read" if tensor.base else "not read"
+    copied = tensor.operator.copied_input(tensor.prepared, tensor.prepared.live)
+    if tensor.base is None:
+        return "not read"
+    return "read" if copied is None or copied < 0 else "not read: the result is a copy of an expert"
 
 
 def _expert(
@@ -197,7 +213,7 @@ def _expert(
     elif missing:
         used = "missing"
     elif not tensor.prepared.live[index]:
-        used = "the base itself" if source == tensor.base_source else "weight 0"
+        used = "the base itself" if source == tensor.base_source else "not read: it has no part in the result"
     else:
         used = "zero delta"
     return _input(source, slot, used, params)
@@ -206,10 +222,14 @@ def _expert(
 def _input(
     source: str, slot: InputRef | None, used: str, params: Mapping[str, ExplainedParam]
 ) -> ExplainedInput:
+    stored = slot.info if slot is not None else None
+    if slot is not None and slot.lora is not None:
+        stored, rank = slot.lora.b.info, slot.lora.a.info.shape[0]
+        used = f"{used} as factors of rank {rank}, scaled by {slot.lora.scaling:g}"
     return ExplainedInput(
         source=source,
-        tensor=slot.info.name if slot else None,
-        dtype=slot.info.dtype if slot else None,
+        tensor=stored.name if stored else None,
+        dtype=stored.dtype if stored else None,
         used=used,
         params=params,
     )

@@ -100,6 +100,7 @@ def _from_file(entry: CustomOperator, root: Path, file: str) -> Operator:
             f"{file}:{entry.line}: operators.{entry.name}.python: `{entry.file}` defines no `{entry.function}`",
             hint=f"it defines {', '.join(f'`{name}`' for name in names)}" if names else None,
         )
+    code = record_digest("custom-function", entry.function, code)  # one file may hold several
     return make_operator(entry.name, getattr(module, entry.function), code, where)
 
 

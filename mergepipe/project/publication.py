@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore
@@ -16,6 +18,7 @@ from mergepipe.lockfile.assemble import manifest
 from mergepipe.lockfile.manifest import render_manifest
 from mergepipe.lockfile.records import Lockfile
 from mergepipe.lockfile.writer import render_lock
+from mergepipe.mergefile.schema import Mergefile
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.budgets import known_budget
 from mergepipe.project.build import Prepared, Ready
@@ -32,6 +35,7 @@ from mergepipe.publish.directory import (
     claim,
     recover_output,
     settled_files,
+    touched_files,
 )
 
 
@@ -110,7 +114,7 @@ def publish(ready: Ready, plans: Plans, index: SourceIndex, catalog: Catalog, pa
         catalog.record_published(prepared.target, published)
         return
     contents = _contents(ready, finished, plans, index, packs)
-    with Publication(prepared.target, force=force) as publication:
+    with links_changing(plans.mergefile, catalog), Publication(prepared.target, force=force) as publication:
         files = publication.assemble(contents)
         _confirm_packs(prepared.name, finished, catalog, packs)
         published = encode_published(facts, files, text, ready.expert_blocks, blocks, budget)
@@ -122,6 +126,32 @@ def publish(ready: Ready, plans: Plans, index: SourceIndex, catalog: Catalog, pa
                 packs.refresh(shard.pack)
             settled = encode_files(settled_files(prepared.target, files))
             catalog.record_published(prepared.target, replace(published, files=settled))
+
+
+@contextlib.contextmanager
+def links_changing(mergefile: Mergefile, catalog: Catalog) -> Iterator[None]:
+    """Keep outputs known whose files only gain or lose links meanwhile.
+
+    Packs and published shards share their bytes, so that removing or linking one touches the other: its ctime changes.
+    Files that were not as they were published before stay what they are.
+    """
+    before = [target for target in _targets(mergefile) if _is_intact(target, catalog)]
+    yield
+    for target in before:
+        known, published = known_output(catalog, target), catalog.published(target)
+        if known is not None and published is not None:
+            settled = settled_files(target, known.files)
+            if settled != known.files:
+                catalog.record_published(target, replace(published, files=encode_files(settled)))
+
+
+def _targets(mergefile: Mergefile) -> list[Path]:
+    return [record_place(mergefile, output) for output in mergefile.outputs.values() if output.publish]
+
+
+def _is_intact(target: Path, catalog: Catalog) -> bool:
+    known = known_output(catalog, target)
+    return known is not None and target.is_dir() and not touched_files(target, known.files)
 
 
 def _record_blocks(ready: Ready, plans: Plans, catalog: Catalog) -> None:

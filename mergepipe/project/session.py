@@ -263,7 +263,7 @@ class Project:
         max_age_days
             Remove packs that were not used for this many days.
         """
-        with self._writing() as (catalog, _):
+        with self._writing() as (catalog, _), publication.links_changing(self.mergefile, catalog):
             return PruneReport(**prune(catalog, max_bytes=max_bytes, max_age_days=max_age_days))
 
     # --- parts ----------------------------------------------------------------------------------------------------

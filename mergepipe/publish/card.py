@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from mergepipe.mergefile.schema import ExpertRef
 from mergepipe.plan.values import OutputPlan
 from mergepipe.publish.sidefiles import stored_dtype
-from mergepipe.units import format_bytes
+from mergepipe.units import format_bytes, format_count
 
 CARD = "README.md"
 
@@ -47,7 +47,7 @@ def model_card(plan: OutputPlan, locations: Mapping[str, str], digests: Mapping[
         "",
         *(_experts(output.experts) if output.slices is None else _slices(plan)),
         "",
-        f"Output parameters: {_params(dict(output.params)) or 'defaults'}; {len(output.rules)} rules.",
+        f"Output parameters: {_params(dict(output.params)) or 'defaults'}; {format_count(len(output.rules), 'rule')}.",
         *_budget(plan),
         "`mergepipe.json` holds the full record from which this merge can be made again.",
         "",

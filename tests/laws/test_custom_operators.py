@@ -239,7 +239,7 @@ def test_an_operator_that_nobody_offers_is_unknown(project, package):
         project.open()
 
 
-STATISTIC = '''
+STATISTIC = """
     from dataclasses import dataclass
     from typing import ClassVar
     from mergepipe.digest import record_digest
@@ -270,7 +270,7 @@ STATISTIC = '''
 
         def apply(self, inputs, prepared, reduction=None):
             return super().apply(inputs, prepared) * 0 + reduction.value
-'''
+"""
 
 
 def test_changed_code_of_a_statistic_takes_it_again(project):
@@ -281,3 +281,20 @@ def test_changed_code_of_a_statistic_takes_it_again(project):
     project.code(STATISTIC.replace("FACTOR", "2"))
     project.build()
     assert {float(value) for value in np.unique(project.tensors("m")["model.norm.weight"])} == {80.0}
+
+
+def test_another_function_of_the_same_file_is_another_operator(project):
+    project.code("def a(base, experts):\n    return base * 2\n\ndef b(base, experts):\n    return base * 3\n")
+    base = random_tensors(0, SHAPES, np.dtype("float32"))
+    for function, factor in (("a", 2), ("b", 3), ("a", 2)):
+        project.declared = {"mid": f"ops.py:{function}"}
+        project.save()
+        assert project.build_one("m").state == "built"
+        check(project, {name: array * np.float32(factor) for name, array in base.items()})
+
+
+def test_what_a_function_raises_during_a_build_names_tensor_and_output(project):
+    project.code("def midpoint(base, experts):\n    return 1 / 0 if base.size > 3 else base\n")
+    told = r"tensor `model\.layers\.0\.w` of output `m`: the custom operator `mid` raised ZeroDivisionError"
+    with pytest.raises(OperatorError, match=told):
+        project.build()

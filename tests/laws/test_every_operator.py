@@ -12,6 +12,8 @@ from support.projects import TINY, SmallProject
 from support.reference import assert_same_tensors
 
 from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.engine import job
+from mergepipe.errors import OperatorError
 from mergepipe.operators.registry import operators
 
 SHAPES = {
@@ -223,7 +225,7 @@ def test_a_changed_block_is_measured_alone(tmp_path, name, monkeypatch):
     array[1, 7] += 1
     project.add_source("e1", sources["e1"] | {"model.layers.1.mlp.weight": array})
     measured = []
-    from mergepipe.engine import job
+
 
     original = job.measure_block
 
@@ -251,3 +253,74 @@ def test_without_a_base_common_rows_are_merged_as_if_there_were_no_others(tmp_pa
     merged = project.tensors("m")[weight]
     np.testing.assert_array_equal(merged[:14], project.tensors("cut-m")[weight])
     np.testing.assert_array_equal(merged[14:], long[14:])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", NAMES)
+def test_nan_and_infinity_in_an_input_stop_the_build_wherever_they_are(tmp_path, name, value):
+    for number, element in enumerate([(0, 3), (2, 50), (4, 99)]):
+        sources = family("float32")
+        sources["e1"]["model.layers.1.mlp.weight"][element] = value
+        project = make(tmp_path / str(number), name, sources=sources)
+        told = r"`model\.layers\.1\.mlp\.weight` of source `e1` holds NaN or infinity"
+        with pytest.raises(OperatorError, match=told):
+            project.build()
+        assert not project.folder("m").exists()
+
+
+@pytest.mark.parametrize("name", ["ties", "sce", "dare_ties"])
+def test_many_experts_keep_their_statistics_beside_one_another(tmp_path, name, monkeypatch):
+    sources = family()
+    rng = np.random.default_rng(1)
+    for number in range(4, 10):
+        sources[f"e{number}"] = {n: np.asarray(a + rng.integers(-3, 4, a.shape) / 16).astype(a.dtype)
+                                 for n, a in sources["base"].items()}  # fmt: skip
+    project = SmallProject(tmp_path)
+    for source, tensors in sources.items():
+        project.add_source(source, tensors)
+    experts = [{"source": f"e{n}"} | ({} if name == "sce" else {"density": 0.4}) for n in range(1, 10)]
+    params = {"select_topk": 0.4} if name == "sce" else {"lambda": 0.5, "rescale": "l1"}
+    project.set_output("m", {"operator": name, "base": "base", "experts": experts, "params": params})
+    project.build()
+    measured = []
+    original = job.measure_block
+
+    def recording(recipe, statistic, block, *arguments):
+        measured.append((recipe.tensor.name, statistic.slots, block))
+        return original(recipe, statistic, block, *arguments)
+
+    monkeypatch.setattr("mergepipe.engine.job.measure_block", recording)
+    if name != "sce":
+        project.outputs["m"]["params"] = params | {"lambda": 0.7}
+        project.save()
+        assert project.build_one("m").state == "built"
+        assert measured == []
+    array = sources["e5"]["model.layers.1.mlp.weight"].copy()
+    array[1, 7] += 1
+    project.add_source("e5", sources["e5"] | {"model.layers.1.mlp.weight": array})
+    project.build()
+    assert {tensor for tensor, _, _ in measured} == {"model.layers.1.mlp.weight"}
+    if name == "ties":  # thresholds of the other experts stay, and so do their sums
+        assert {slots for _, slots, _ in measured} == {(0, 5)}
+
+
+@pytest.mark.parametrize("name", ["dare_linear", "dare_ties", "della", "della_linear"])
+def test_sums_over_masks_belong_to_the_place_of_a_block_not_to_its_number(tmp_path, name):
+    rng = np.random.default_rng(0)
+    recipe = RECIPES[name] | {"params": {"rescale": "l1"}}
+    # Blocks of 60, 60, 48 and of 64, 64, 48 elements: the last ones are equal, and lie in different places.
+    tall = {source: rng.standard_normal(168).astype(np.float32) for source in ("base", "e1", "e2", "e3")}
+    wide = {source: np.concatenate([rng.standard_normal(128), array[120:]]).astype(np.float32)
+            for source, array in tall.items()}  # fmt: skip
+
+    def build(root, values, shape):
+        project = SmallProject(root)
+        for source, array in values.items():
+            project.add_source(source, {"w": array.reshape(shape)})
+        project.set_output("m", recipe)
+        project.build()
+        return project.tensors("m")["w"]
+
+    build(tmp_path / "one", tall, (14, 12))
+    want = build(tmp_path / "clean", wide, (11, 16))
+    np.testing.assert_array_equal(build(tmp_path / "one", wide, (11, 16)), want)

@@ -128,3 +128,47 @@ def test_the_kernel_saw_a_second_build_read_no_weights(tmp_path):
     assert state == "unchanged"
     assert read < 200_000  # of 4,000,000 bytes of weights; the catalog, the lock and headers are read
     assert written == 0
+
+
+def two_equal_outputs(root):
+    project = SmallProject(root)
+    for seed, name in enumerate(("base", "e1")):
+        project.add_source(name, random_tensors(seed, {"w": (40, 16)}))
+    recipe = {"operator": "linear", "experts": ["e1"]}
+    project.set_output("one", recipe)
+    project.set_output("two", recipe)
+    return project
+
+
+def states(project):
+    return [output.state for output in project.open().status().outputs.values()]
+
+
+def test_pruning_the_cache_leaves_outputs_up_to_date(tmp_path):
+    project = two_equal_outputs(tmp_path)
+    project.build()
+    project.open().cache_prune(0)
+    before = snapshot(project.folder("one"), project.folder("two"))
+    assert states(project) == ["up-to-date", "up-to-date"]
+    assert [output.state for output in project.build().outputs.values()] == ["unchanged", "unchanged"]
+    assert snapshot(project.folder("one"), project.folder("two")) == before
+
+
+def test_a_file_that_was_edited_before_the_cache_is_pruned_is_still_found_out(tmp_path):
+    project = two_equal_outputs(tmp_path)
+    project.build()
+    path = project.folder("one") / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    data[-1] ^= 1
+    path.write_bytes(data)
+    project.open().cache_prune(0)
+    assert states(project)[0] == "stale"
+    assert [output.state for output in project.build().outputs.values()] == ["built", "unchanged"]
+
+
+def test_outputs_of_equal_content_built_one_after_the_other_stay_up_to_date(tmp_path):
+    project = two_equal_outputs(tmp_path)
+    project.build("one")
+    project.build("two")
+    assert states(project) == ["up-to-date", "up-to-date"]

@@ -3,9 +3,11 @@
 import dataclasses
 import sqlite3
 import threading
+from pathlib import Path
 
 import pytest
 
+from mergepipe.cache import database
 from mergepipe.cache.catalog import Catalog, Published, Result, SourceFile, StagedTensor, TensorDigests
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.errors import CacheError, StorageError
@@ -350,3 +352,16 @@ def test_a_catalog_may_be_read_from_another_thread(catalog):
     thread.start()
     thread.join()
     assert found == [result()]
+
+
+def test_a_damaged_index_sets_the_catalog_aside(monkeypatch):
+    """SQLite tells what is damaged in the higher bytes of its code; the lowest says that something is."""
+
+    class DamagedError(sqlite3.DatabaseError):
+        sqlite_errorcode = 779  # SQLITE_CORRUPT_INDEX
+
+    aside = []
+    monkeypatch.setattr(database, "_set_aside", aside.append)
+    with pytest.raises(CacheError), database.guarded(Path("catalog.db"), owner=True):
+        raise DamagedError("database disk image is malformed")
+    assert aside == [Path("catalog.db")]

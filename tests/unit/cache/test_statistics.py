@@ -25,9 +25,9 @@ def key(content):
     return record_digest("test", content)
 
 
-def fill(store, contents, size=10, recipe=b"r" * 32):
+def fill(store, contents, size=10, recipe=b"r" * 32, owner=b"o" * 32):
     """Enter the numbers of blocks with these contents; return what had to be measured, and what comes out."""
-    table = store.table(recipe, b"p" * 32, len(contents))
+    table = store.table(recipe, b"p" * 32, owner, len(contents))
     measured = []
     for block, content in enumerate(contents):
         known = table.holds(key(content))
@@ -80,6 +80,38 @@ def test_another_recipe_has_numbers_of_its_own(catalog):
     assert fill(store, [1, 2, 3], recipe=b"s" * 32)[0] == [1, 2, 3]
 
 
+def test_the_numbers_of_many_experts_are_kept_beside_one_another(catalog):
+    contents = {bytes([expert]) * 32: [expert * 1000 + n for n in range(70)] for expert in range(20)}
+    store = StatisticStore(catalog)
+    for owner, own in contents.items():
+        assert fill(store, own, owner=owner)[0] == own
+        store.flush()
+    for owner, own in contents.items():
+        assert fill(StatisticStore(catalog), own, owner=owner)[0] == []
+
+
+def test_a_source_under_another_name_has_its_numbers_still(catalog):
+    store = StatisticStore(catalog)
+    fill(store, [1, 2, 3])
+    store.flush()
+    assert fill(StatisticStore(catalog), [1, 2, 3], owner=b"n" * 32)[0] == []
+
+
+def test_what_a_table_goes_through_is_not_forgotten_meanwhile(catalog):
+    store = StatisticStore(catalog)
+    contents = list(range(2000, 2064))  # too large to be kept in memory
+    tables = []
+    for version in range(8):
+        own = [content + 100 * version for content in contents]
+        table = store.table(b"r" * 32, b"p" * 32, b"o" * 32, len(own))
+        for block, content in enumerate(own):
+            table.enter(block, key(content), value(content, 3000))
+        store.flush()
+        tables.append((table, [value(content, 3000) for content in own]))
+    for table, values in tables:
+        assert list(table) == values
+
+
 def test_old_versions_of_a_chunk_are_forgotten(catalog):
     for number in range(20):
         store = StatisticStore(catalog)
@@ -104,7 +136,7 @@ def test_numbers_that_vanish_while_they_are_used_are_an_error_in_words(catalog):
     contents = list(range(2000, 2064))  # too large to be kept in memory
     fill(store, contents, size=3000)
     store.flush()
-    table = StatisticStore(catalog).table(b"r" * 32, b"p" * 32, len(contents))
+    table = StatisticStore(catalog).table(b"r" * 32, b"p" * 32, b"o" * 32, len(contents))
     for block, content in enumerate(contents):
         table.enter(block, key(content), None)
     with catalog.transaction() as db:
@@ -114,7 +146,7 @@ def test_numbers_that_vanish_while_they_are_used_are_an_error_in_words(catalog):
 
 
 def test_an_incomplete_table_is_not_gone_through(catalog):
-    table = StatisticStore(catalog).table(b"r" * 32, b"p" * 32, 2)
+    table = StatisticStore(catalog).table(b"r" * 32, b"p" * 32, b"o" * 32, 2)
     table.enter(0, key(1), b"1")
     assert not table.complete
     with pytest.raises(InternalError):

@@ -139,7 +139,9 @@ EXPLAINED = OutputExplanation(
         ParameterGroup(
             operator="linear",
             decision="merge",
+            base=None,
             tensors=("model.norm.weight",),
+            layers=(None,),
             params={"normalize": True},
             experts={"code": {"weight": 0.5}},
         ),

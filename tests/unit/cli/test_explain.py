@@ -11,6 +11,8 @@ from mergepipe.errors import MergefileError
 
 SHAPES = {"model.embed_tokens.weight": (8, 4)} | {f"model.layers.{n}.mlp.weight": (4, 4) for n in range(3)}
 
+UNUSED = "not read: it has no part in the result"
+
 
 @pytest.fixture
 def project(tmp_path):
@@ -44,7 +46,7 @@ def test_a_tensor_outside_the_layers_takes_the_first_anchor(project):
     first, second = found.experts
     assert values(first.params) == {"weight": (0.25, "outputs.m.params.weight")}
     assert values(second.params) == {"weight": (0.0, "outputs.m.experts[1].weight")}
-    assert (first.used, second.used) == ("read", "weight 0")
+    assert (first.used, second.used) == ("read", UNUSED)
     assert (found.layer, found.layers) == (None, 3)
 
 
@@ -54,7 +56,7 @@ def test_later_rules_win_over_what_stands_beside_the_expert(project):
     first, second = found.experts
     assert values(first.params) == {"weight": (0.0, "outputs.m.rules[1].experts.e1.weight")}
     assert values(second.params) == {"weight": (1.0, "outputs.m.experts[1].weight")}
-    assert (first.used, second.used, second.tensor) == ("weight 0", "read", "model.layers.2.mlp.weight")
+    assert (first.used, second.used, second.tensor) == (UNUSED, "read", "model.layers.2.mlp.weight")
 
 
 def test_the_values_are_those_that_the_merge_used(project):
@@ -72,6 +74,28 @@ def test_an_output_is_explained_in_groups_of_equal_parameters(project):
     assert [group.tensors for group in found.groups] == [names[:2], names[2:3], names[3:]]
     assert [group.params["lambda"] for group in found.groups] == [0.5, 0.75, 0.75]
     assert [group.experts["e2"]["weight"] for group in found.groups] == [0.0, 0.5, 1.0]
+
+
+def test_what_groups_have_in_common_is_said_once(project):
+    text = run_mergepipe(["explain", "m"], project.root).stdout
+    assert text.splitlines() == [
+        "task_arithmetic: 4 tensors",
+        "  params    normalize = false, base = base",
+        "  expert    e1",
+        "  expert    e2",
+        "  layer 0 and outside the layers, 2 tensors",
+        "    params    lambda = 0.5",
+        "    expert    e1, weight = 0.25",
+        "    expert    e2, weight = 0",
+        "  layer 1, 1 tensor",
+        "    params    lambda = 0.75",
+        "    expert    e1, weight = 0.25",
+        "    expert    e2, weight = 0.5",
+        "  layer 2, 1 tensor",
+        "    params    lambda = 0.75",
+        "    expert    e1, weight = 0",
+        "    expert    e2, weight = 1",
+    ]
 
 
 def test_an_unknown_tensor_is_refused_with_one_that_is_near(project):

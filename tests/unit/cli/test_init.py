@@ -123,7 +123,7 @@ def test_what_is_left_out_is_said(cli, here):
     result = cli("init")
     assert result.code == 0
     assert "warning: left out: source `broken`" in result.stderr
-    assert "note: left out: `lora` is a LoRA adapter\n" in result.stderr
+    assert 'note: left out: `lora` is a LoRA adapter; a source of its own with `on = "NAME"` adds it\n' in result.stderr
     assert "note: left out: `old` has no safetensors weights\n" in result.stderr
     assert list(sources(here)) == ["base", "good"]
 

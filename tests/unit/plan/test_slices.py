@@ -243,6 +243,20 @@ def test_ends_that_tie_their_heads_in_different_ways_are_refused(project, first,
     assert problems(project) == []
 
 
+@pytest.mark.parametrize(("first", "last", "fits"), [("a", "c", False), ("c", "a", False), ("c", "c", True)])
+def test_ends_with_other_vocabularies_are_refused(project, first, last, fits):
+    larger = {name: (12, 4) if shape == (10, 4) else shape for name, shape in OUTSIDE.items()}
+    project.add_source("c", random_tensors(2, larger | shapes(4)))
+    ends = [{"source": first, "layers": "0..2"}, {"source": "a", "layers": "1..2"}, {"source": last, "layers": "2..4"}]
+    slices(project, *ends)
+    if fits:
+        assert tensor(project, "lm_head.weight").shape == (12, 4)
+    else:
+        (problem,) = problems(project)
+        assert "`lm_head.weight` has" in problem.message
+        assert "`model.embed_tokens.weight` has" in problem.message
+
+
 def test_rules_count_layers_of_the_output_and_one_for_no_tensor_is_an_error(project):
     part = {"source": "a", "layers": "0..4"}
     rule = {"match": "*.mlp.*", "params": {"scale": 2.0}}

@@ -7,6 +7,7 @@ from support.checkpoints import random_tensors
 from support.projects import SmallProject
 from unit.plan.helpers import plan, problems, tensor
 
+from mergepipe.errors import PlanError
 from mergepipe.plan.values import Decision
 
 SHAPES = {
@@ -306,3 +307,28 @@ def test_another_name_of_a_source_is_another_recipe_only_where_names_count(proje
     recipes = {name: tensor(project, MLP, name).recipe for name in project.outputs}
     assert recipes["sum-e2"] == recipes["sum-e3"]
     assert recipes["dare-e2"] != recipes["dare-e3"]
+
+
+def test_an_expert_that_shares_no_name_is_refused_whatever_missing_says(tmp_path):
+    project = SmallProject(tmp_path)
+    shapes = {f"model.layers.{n}.w": (4, 4) for n in range(3)}
+    project.add_source("base", random_tensors(0, shapes))
+    project.add_source("e1", {f"_orig_mod.{name}": array for name, array in random_tensors(1, shapes).items()})
+    recipe = {"operator": "task_arithmetic", "base": "base", "experts": ["e1"], "params": {"missing": "base"}}
+    project.set_output("m", recipe)
+    with pytest.raises(PlanError, match="expert `e1` shares 0 of 3 tensor names with `base`") as caught:
+        plan(project)
+    assert "prefix `_orig_mod.`" in caught.value.hint
+
+
+def test_many_tensors_of_one_kind_are_one_error(tmp_path):
+    project = SmallProject(tmp_path)
+    shapes = {f"model.layers.{n}.w": (4, 4) for n in range(30)}
+    project.add_source("base", random_tensors(0, shapes))
+    project.add_source("e1", random_tensors(1, dict.fromkeys(shapes, (4, 5))))
+    project.set_output("m", {"operator": "linear", "base": "base", "experts": ["e1"]})
+    with pytest.raises(PlanError) as caught:
+        plan(project)
+    first, more = caught.value.message.splitlines()
+    assert first == "tensor `model.layers.0.w` has shape [4, 5] in expert `e1` and [4, 4] in `base`"
+    assert more.startswith("and likewise 29 tensors (`model.layers.1.w`, ")
