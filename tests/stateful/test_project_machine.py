@@ -279,6 +279,10 @@ class ProjectMachine(RuleBasedStateMachine):
         except (OSError, ValueError, KeyError):
             return False
 
+    def is_budgeted(self, output: str) -> bool:
+        """Return whether an output, or what it is made from, leaves anything out."""
+        return "budget" in self.recipes[output]
+
     def model(self) -> tuple[dict[str, Any], dict[str, LockedOutput], str]:
         """Return tensors, lock entries and lock text of an uncached build of a copy; remembered by content."""
         key = (
@@ -315,7 +319,7 @@ class ProjectMachine(RuleBasedStateMachine):
 
         What a budget leaves out is compared with a clean build.
         """
-        if "budget" in self.recipes[output]:
+        if self.is_budgeted(output):
             assert self.project.raw(output) == self.model()[0][output]
         else:
             self.project.check(output, zero_signs=False)

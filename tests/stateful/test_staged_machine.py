@@ -32,6 +32,10 @@ class StagedMachine(ProjectMachine):
         self.project.outputs = recipes | {"hidden": hidden | {"write": self.recipes["mean"]["write"]}}
         self.project.save()
 
+    def is_budgeted(self, output: str) -> bool:
+        made_from = ("sum",) if output == "mean" else ()
+        return any("budget" in self.recipes[name] for name in (output, *made_from))
+
     @precondition(lambda self: self.project.lock.exists())
     @rule()
     def status(self) -> None:
