@@ -132,6 +132,11 @@ def tensor_digest(dtype: str, shape: Sequence[int], block_digests: bytes) -> byt
     return record_digest("tensor", dtype, tuple(shape), block_digests)
 
 
+def digest_at(packed: bytes | None, block: int) -> bytes | None:
+    """Return the digest of a block from a tensor's packed ones; None if they are not known, or it has no such block."""
+    return None if packed is None else packed[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE] or None
+
+
 def source_digest(tensors: Iterable[tuple[str, bytes]]) -> bytes:
     """Return the digest of a checkpoint from its (name, tensor digest) pairs, whatever their order.
 

@@ -11,7 +11,7 @@ from mergepipe.cache.catalog import StagedTensor
 from mergepipe.cache.statistics import StatisticTable
 from mergepipe.checkpoints.checkpoint import CheckpointFile
 from mergepipe.checkpoints.geometry import BlockGrid
-from mergepipe.digest import DIGEST_SIZE
+from mergepipe.digest import DIGEST_SIZE, digest_at
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.staging import StagedShard
 from mergepipe.graph.blocks import Holding, TensorRecipe
@@ -44,7 +44,7 @@ class Input:
     def digest(self, block: int) -> bytes | None:
         """Return the known digest of a block; None if the input has no such block."""
         assert self.known is not None, "the digests of a cold input are found by reading it"
-        return self.known[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE] or None
+        return digest_at(self.known, block)
 
 
 @dataclass(slots=True)

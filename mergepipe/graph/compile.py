@@ -14,7 +14,7 @@ import networkx as nx
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
-from mergepipe.digest import DIGEST_SIZE, format_digest, record_digest
+from mergepipe.digest import digest_at, format_digest, record_digest
 from mergepipe.graph.blocks import BlockPlan, Holding, TensorRecipe, find_block, plan_block
 from mergepipe.graph.inputs import slot_blocks, slot_digest
 from mergepipe.graph.nodes import (
@@ -99,7 +99,8 @@ def expand_tensor(
     cold = any(slot is not None and packed is None for slot, packed in zip(tensor.slots, known, strict=True))
     found = known_reduction(recipe, known, StatisticStore(catalog)) if recipe.reduces and not cold else None
     for block in range(recipe.grid.count):
-        digests = None if cold or (found and found.reduction is None) else [_at(packed, block) for packed in known]
+        waits = cold or (found is not None and found.reduction is None)
+        digests = None if waits else [digest_at(packed, block) for packed in known]
         planned = plan_block(recipe, block, digests, found.reduction if found else None) if digests else None
         merge = _merge_node(recipe, plan.output.name, block, planned, holdings, cold=cold)
         _add(graph, merge)
@@ -188,7 +189,7 @@ def _reads(
             tensor=ref.info.name,
             block=block,
             nbytes=stop - start,
-            digest=_at(known[slot], block),
+            digest=digest_at(known[slot], block),
             state=_read_state(planned, slot, user),
         )
         yield slot, role, read
@@ -202,11 +203,6 @@ def _read_state(planned: BlockPlan | None, slot: int, merge: State) -> State:
     if slot in planned.zero:
         return State.ZERO
     return State.DIRTY if merge is State.DIRTY and slot in planned.reads else State.CACHED
-
-
-def _at(packed: bytes | None, block: int) -> bytes | None:
-    piece = packed[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE] if packed is not None else b""
-    return piece or None
 
 
 def _roles(tensor: TensorPlan) -> Iterator[tuple[str, InputRef]]:

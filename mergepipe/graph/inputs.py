@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.digest import DIGEST_SIZE, record_digest
+from mergepipe.digest import digest_at, record_digest
 from mergepipe.plan.values import InputRef, LoraRef
 
 
@@ -28,7 +28,7 @@ def slot_blocks(ref: InputRef, index: SourceIndex) -> bytes | None:
         return None
     count = ref.grid(index.geometry).count
     return b"".join(
-        lora_block(factors, block, None if on is None else on[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE])
+        lora_block(factors, block, digest_at(on, block))
         for block in range(count)
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
-from mergepipe.digest import DIGEST_SIZE, record_digest
+from mergepipe.digest import digest_at, record_digest
 from mergepipe.graph.blocks import StatisticPlan, TensorRecipe, plan_statistic
 from mergepipe.graph.keys import statistic_recipe
 from mergepipe.operators.contract import Reducing, Reduction, Statistic
@@ -94,8 +94,7 @@ def _blocks(
 ) -> Iterator[KnownStatistic]:
     key = key_recipe(recipe, statistic)
     for block in range(recipe.facts.blocks):
-        digests = [packed[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE] or None if packed else None
-                   for packed in known]  # fmt: skip
+        digests = [digest_at(packed, block) for packed in known]
         plan = plan_statistic(recipe, statistic, key, block, digests)
         held = table.holds(plan.key)
         if held:

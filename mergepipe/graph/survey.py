@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
-from mergepipe.digest import DIGEST_SIZE
+from mergepipe.digest import digest_at
 from mergepipe.errors import OperatorError
 from mergepipe.graph.blocks import TensorRecipe, plan_statistic
 from mergepipe.graph.inputs import slot_blocks
@@ -142,8 +142,7 @@ def _known_tensor(recipe: TensorRecipe, known: Sequence[bytes | None], store: St
 
 
 def _digests(known: Sequence[bytes | None], block: int) -> list[bytes | None]:
-    at = block * DIGEST_SIZE
-    return [packed[at : at + DIGEST_SIZE] or None if packed else None for packed in known]
+    return [digest_at(packed, block) for packed in known]
 
 
 # --- costs --------------------------------------------------------------------------------------------------------

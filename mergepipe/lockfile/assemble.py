@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mergepipe._version import __version__
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.checkpoint import Checkpoint
-from mergepipe.digest import DIGEST_SIZE, source_digest
+from mergepipe.digest import DIGEST_SIZE, digest_at, source_digest
 from mergepipe.dtypes import DTYPES
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
@@ -174,8 +174,7 @@ def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> 
     packed = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
     total = zero = shared = omitted = 0
     for block in range(recipe.grid.count):
-        at = block * DIGEST_SIZE
-        digests = [(blocks[at : at + DIGEST_SIZE] or None) if blocks is not None else None for blocks in packed]
+        digests = [digest_at(blocks, block) for blocks in packed]
         planned = plan_block(recipe, block, digests)
         if recipe.merged_rows(block):
             total += sum(

@@ -12,10 +12,11 @@ arguments are the parameters that a Mergefile may set.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mergepipe.errors import MergefileError, OperatorError
@@ -40,7 +41,6 @@ from mergepipe.signatures import (
 
 _SETTINGS = "__mergepipe_settings__"
 _PROBE_ELEMENTS = 3
-_METHODS = ("prepare", "check", "rowwise", "reduces", "reduce", "influence", "rests_at_base", "copied_input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def make_operator(name: str, found: Any, code: bytes, where: str) -> Operator:
         except Exception as error:
             raise MergefileError(f"{where} cannot be made: {_words(error)}") from error
     if isinstance(found, Operator):
-        return _Named(name, found, code)
+        return _named(name, found, code)
     if not callable(found):
         raise MergefileError(
             f"{where} is a {type(found).__name__}, not a function that merges",
@@ -129,35 +129,27 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-class _Named(Operator):
-    """Another operator under the name that the Mergefile gives it, with its code as part of its keys."""
+def _named(name: str, inner: Operator, code: bytes) -> Operator:
+    """Return a copy of an operator under the name that the Mergefile gives it, with its code as part of its keys."""
+    operator = copy.copy(inner)
+    apply = operator.apply
 
-    def __init__(self, name: str, inner: Operator, code: bytes) -> None:
-        values = {key: getattr(inner.signature, key) for key in inner.signature.__slots__} | {"name": name}
-        self.signature = OperatorSignature(**values)  # type: ignore[misc]
-        self.reference = getattr(inner, "reference", _reference(inner))  # type: ignore[misc]
-        self.version = inner.version  # type: ignore[misc]
-        self.uses_base = inner.uses_base  # type: ignore[misc]
-        self.ignores_base = inner.ignores_base  # type: ignore[misc]
-        self.names = inner.names  # type: ignore[misc]
-        self.shows_non_finite = inner.shows_non_finite  # type: ignore[misc]
-        self.code = code  # type: ignore[misc]
-        self._inner = inner
-        for method in _METHODS:
-            setattr(self, method, getattr(inner, method))
-
-    def prepare(self, params: TensorParams, work: str) -> Prepared:
-        """See `Operator.prepare`."""
-        return self._inner.prepare(params, work)
-
-    def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
-        """See `Operator.apply`; whatever goes wrong inside is an error in words."""
+    def guarded(inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
+        """Turn whatever goes wrong inside into an error in words."""
         try:
-            return self._inner.apply(inputs, prepared, reduction)
+            return apply(inputs, prepared, reduction)
         except OperatorError:
             raise
         except Exception as error:
-            raise _failed(self.signature.name, error) from error
+            raise _failed(name, error) from error
+
+    vars(operator).update(
+        signature=replace(inner.signature, name=name),
+        reference=getattr(inner, "reference", _reference(inner)),
+        code=code,
+        apply=guarded,
+    )
+    return operator
 
 
 def _failed(name: str, error: Exception) -> OperatorError:
