@@ -21,6 +21,8 @@ from mergepipe.errors import InternalError, LockError
 
 DIGEST_SIZE = 32
 PREFIX = "b3:"
+SAMPLED_PREFIX = "sample:"
+_SAMPLED = b"\1"
 
 
 def content_digest(data: bytes | bytearray | memoryview) -> bytes:
@@ -28,8 +30,41 @@ def content_digest(data: bytes | bytearray | memoryview) -> bytes:
     return blake3(data).digest()
 
 
+def sampled_pin(fingerprint: bytes) -> bytes:
+    """Return the pin of a source that is known by its fingerprint: by samples of its blocks, not by all of them.
+
+    A *pin* says which content a result follows from: the digest of all of it, or this.
+    """
+    return _SAMPLED + fingerprint
+
+
+def is_sampled_pin(pin: bytes) -> bool:
+    """Return whether a pin is a fingerprint."""
+    return len(pin) == len(_SAMPLED) + DIGEST_SIZE and pin.startswith(_SAMPLED)
+
+
+def pinned_fingerprint(pin: bytes) -> bytes:
+    """Return the fingerprint of a pin that is one."""
+    return pin[len(_SAMPLED) :]
+
+
+def parse_pin(text: str) -> bytes:
+    """Return the digest or the pin of what `format_digest` writes.
+
+    Raises
+    ------
+    LockError
+        If the text is neither.
+    """
+    if text.startswith(SAMPLED_PREFIX):
+        return sampled_pin(parse_digest(text.removeprefix(SAMPLED_PREFIX)))
+    return parse_digest(text)
+
+
 def format_digest(digest: bytes) -> str:
-    """Return ``b3:<hex>`` for a raw digest."""
+    """Return ``b3:<hex>`` for a raw digest, and ``sample:b3:<hex>`` for a pin that is a fingerprint."""
+    if is_sampled_pin(digest):
+        return SAMPLED_PREFIX + format_digest(pinned_fingerprint(digest))
     if len(digest) != DIGEST_SIZE:
         raise InternalError(f"a digest has {DIGEST_SIZE} bytes, this has {len(digest)}")
     return PREFIX + digest.hex()
@@ -130,6 +165,24 @@ def record_digest(tag: str, *fields: Any) -> bytes:
 def tensor_digest(dtype: str, shape: Sequence[int], block_digests: bytes) -> bytes:
     """Return the Merkle digest of a tensor from its dtype, shape and packed block digests (32 bytes each)."""
     return record_digest("tensor", dtype, tuple(shape), block_digests)
+
+
+def sampled_tensor_digest(dtype: str, shape: Sequence[int], samples: bytes) -> bytes:
+    """Return the fingerprint of a tensor: its dtype, its shape, and the packed digests of its blocks' samples."""
+    return record_digest("sampled-tensor", dtype, tuple(shape), samples)
+
+
+def partial_tensor_digest(dtype: str, shape: Sequence[int], levels: bytes, pins: bytes) -> bytes:
+    """Return the digest of what is known of a tensor of which some blocks are read.
+
+    Parameters
+    ----------
+    levels
+        A byte for each block, 0 where it is not read.
+    pins
+        Packed, 32 bytes for each block: its digest, or that of its sample where it is not read.
+    """
+    return record_digest("partial-tensor", dtype, tuple(shape), levels, pins)
 
 
 def digest_at(packed: bytes | None, block: int) -> bytes | None:

@@ -8,88 +8,20 @@ are written after it is.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mergepipe.cache.database import guarded, is_sealed, open_database, seal
 from mergepipe.cache.layout import CacheLayout
+from mergepipe.cache.records import Published, Result, SourceFile, StagedTensor, TensorDigests, TensorSamples
 from mergepipe.fsio.identity import FileIdentity
 
 # How many earlier results of a tensor under one recipe are asked for a block: enough to switch between branches.
 _CANDIDATES = 8
-# A build that moved less says nothing about the machine's speed.
-_MEASURED_BYTES = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorDigests:
-    """The digests of one source tensor: its own and, packed, those of its blocks."""
-
-    name: str
-    digest: bytes
-    blocks: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFile:
-    """A source file as the catalog knows it: where it is, what it looked like, and when it was read."""
-
-    path: Path
-    identity: FileIdentity
-    header: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A finished output tensor and where its bytes lie.
-
-    Attributes
-    ----------
-    key, recipe, digest
-        The tensor's action key, the recipe that is part of it, and its content digest.
-    output
-        The output that it was made for first; a hint where to look, no part of the key.
-    block_keys, block_digests
-        Packed, one per block.
-    pack, offset
-        The pack's name and the position of the tensor's first byte in that file.
-    """
-
-    key: bytes
-    output: str
-    tensor: str
-    dtype: str
-    shape: tuple[int, ...]
-    recipe: bytes
-    digest: bytes
-    block_keys: bytes
-    block_digests: bytes
-    pack: str
-    offset: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedTensor:
-    """Blocks of an output tensor that a build has written to its staged shard; a key of zeros is a block not yet."""
-
-    tensor: str
-    block_keys: bytes
-    block_digests: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """What was last put into an output directory: its action key, its files' identities, and the caller's record."""
-
-    key: bytes
-    files: bytes
-    record: bytes
 
 
 class Catalog:
@@ -193,8 +125,24 @@ class Catalog:
         found = self.rows("SELECT blocks FROM tensors WHERE file = ? AND name = ?", (row, tensor))
         return found[0][0] if found else None
 
-    def record_tensors(self, file: SourceFile, read_at_ns: int, tensors: Iterable[TensorDigests]) -> None:
-        """Record digests of a file's tensors; rows about an earlier content of the file are dropped."""
+    def tensor_samples(self, file: SourceFile) -> Mapping[str, TensorSamples]:
+        """Return what is known of the file's tensors by samples and single blocks, as far as it may be trusted."""
+        row = self._trusted_file(file)
+        if row is None:
+            return {}
+        rows = self.sealed_rows("SELECT file, name, samples, blocks, seal FROM samples WHERE file = ?", (row,))
+        return {name: TensorSamples(name=name, samples=samples, blocks=blocks) for _, name, samples, blocks in rows}
+
+    def record_tensors(
+        self, file: SourceFile, read_at_ns: int, tensors: Iterable[TensorDigests], samples: Iterable[TensorSamples] = ()
+    ) -> None:
+        """Record digests of a file's tensors; rows about an earlier content of the file are dropped.
+
+        Parameters
+        ----------
+        samples
+            Those of tensors that were not read whole; each takes the place of an earlier one.
+        """
         row = self._trusted_file(file)
         with self.transaction() as db:
             if row is None:
@@ -212,6 +160,10 @@ class Catalog:
             db.executemany(
                 "INSERT OR REPLACE INTO tensors (file, name, digest, blocks, seal) VALUES (?, ?, ?, ?, ?)",
                 [(row, t.name, t.digest, t.blocks, seal(row, t.name, t.digest)) for t in tensors],
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO samples (file, name, samples, blocks, seal) VALUES (?, ?, ?, ?, ?)",
+                [(row, s.name, s.samples, s.blocks, seal(row, s.name, s.samples, s.blocks)) for s in samples],
             )
 
     def forget_file(self, path: Path) -> None:
@@ -336,20 +288,6 @@ class Catalog:
         """Return the number of rows of a table of the catalog (a name from the schema, never user input)."""
         rows = self.rows(f"SELECT count(*) FROM {table}", ())
         return int(rows[0][0]) if rows else 0
-
-    # --- measurements ---------------------------------------------------------------------------------------------
-
-    def record_throughput(self, moved: int, seconds: float) -> None:
-        """Remember the bytes per second of a build, if it was long enough to mean something."""
-        if moved >= _MEASURED_BYTES and seconds > 0:
-            with self.transaction() as db:
-                db.execute("INSERT OR REPLACE INTO measured VALUES ('throughput', ?)", (moved / seconds,))
-
-    def throughput(self) -> float | None:
-        """Return the bytes per second of the last build that was measured."""
-        rows = self.rows("SELECT value FROM measured WHERE name = 'throughput'", ())
-        value = float(rows[0][0]) if rows else 0.0
-        return value if 0 < value < math.inf else None
 
 
 _RESULT_COLUMNS = "key, output, tensor, dtype, shape, recipe, digest, block_keys, block_digests, pack, offset"

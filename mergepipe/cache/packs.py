@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from mergepipe.cache.catalog import Catalog, Result
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.records import Result
 from mergepipe.checkpoints.geometry import Geometry, grid
 from mergepipe.checkpoints.safetensors import read_header
 from mergepipe.digest import content_digest, record_digest, tensor_digest

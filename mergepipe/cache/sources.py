@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mergepipe.cache.catalog import Catalog, SourceFile, TensorDigests
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.records import SourceFile, TensorDigests, TensorSamples
 from mergepipe.checkpoints.checkpoint import Checkpoint, CheckpointFile
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.checkpoints.safetensors import TensorInfo
-from mergepipe.digest import source_digest, tensor_digest
+from mergepipe.digest import (
+    DIGEST_SIZE,
+    digest_at,
+    partial_tensor_digest,
+    sampled_tensor_digest,
+    source_digest,
+    tensor_digest,
+)
 from mergepipe.errors import SourceChangedError
 from mergepipe.fsio.identity import FileIdentity, settle
+
+_UNREAD = bytes(DIGEST_SIZE)
 
 
 @dataclass(slots=True)
@@ -29,6 +39,8 @@ class _FileState:
     known: dict[str, bytes]
     blocks: dict[str, bytes] = field(default_factory=dict)
     pending: list[TensorDigests] = field(default_factory=list)
+    samples: dict[str, TensorSamples] | None = None  # looked up when they are first asked for
+    pending_samples: set[str] = field(default_factory=set)
     read_at_ns: int = 0
     is_output: bool = False
 
@@ -52,6 +64,7 @@ class SourceIndex:
         self.geometry = geometry
         self._files: dict[Path, _FileState] = {}
         self._digests: dict[str, bytes | None] = {}  # emptied whenever more becomes known
+        self._fingerprints: dict[str, bytes | None] = {}
         for source, checkpoint in checkpoints.items():
             for file in checkpoint.files:
                 if file.path not in self._files:
@@ -131,6 +144,88 @@ class SourceIndex:
         state.pending.append(TensorDigests(name=info.name, digest=digest, blocks=blocks))
         return digest
 
+    # --- tensors that are not read whole --------------------------------------------------------------------------
+
+    def samples(self, source: str, info: TensorInfo) -> bytes | None:
+        """Return the packed digests of the samples of a tensor's blocks, or None while they were not taken."""
+        found = self._sampled(self._state(source, info), info).samples
+        return found or (None if info.nbytes else b"")  # a tensor without elements has no blocks
+
+    def add_samples(self, source: str, info: TensorInfo, samples: bytes) -> None:
+        """Take the digests of the samples of all blocks of a tensor."""
+        self._enter(source, info, lambda known: replace(known, samples=samples))
+
+    def read_blocks(self, source: str, info: TensorInfo) -> bytes:
+        """Return the packed digests of those blocks of a tensor that were ever read, zeros for the others."""
+        whole = self.blocks(source, info)
+        return whole or self._sampled(self._state(source, info), info).blocks
+
+    def add_blocks(self, source: str, info: TensorInfo, blocks: bytes) -> None:
+        """Take the digests of some blocks of a tensor, zeros for those that were not read: they stay as they are."""
+
+        def merged(known: TensorSamples) -> TensorSamples:
+            pairs = [(digest_at(blocks, at), digest_at(known.blocks, at)) for at in range(len(blocks) // DIGEST_SIZE)]
+            found = [(before or _UNREAD) if now == _UNREAD else (now or _UNREAD) for now, before in pairs]
+            return replace(known, blocks=b"".join(found))
+
+        self._enter(source, info, merged)
+
+    def pins(self, source: str, info: TensorInfo, levels: bytes) -> bytes | None:
+        """Return, packed, a digest for each block of a tensor: its own where it is read, else that of its sample.
+
+        None while one of them is not known.
+
+        Parameters
+        ----------
+        levels
+            A byte for each block, 0 where it is not read.
+        """
+        samples, blocks = self.samples(source, info), self.read_blocks(source, info)
+        if samples is None or len(samples) != len(levels) * DIGEST_SIZE:
+            return None
+        found = [digest_at(blocks if level else samples, block) for block, level in enumerate(levels)]
+        if any(digest is None or digest == _UNREAD for digest in found):
+            return None
+        return b"".join(digest for digest in found if digest)
+
+    def partial(self, source: str, info: TensorInfo, levels: bytes) -> bytes | None:
+        """Return the digest of what is known of a tensor of which some blocks are read, None while it is cold."""
+        pins = self.pins(source, info, levels)
+        return None if pins is None else partial_tensor_digest(info.dtype, info.shape, levels, pins)
+
+    def unsampled(self, source: str) -> tuple[TensorInfo, ...]:
+        """Return the tensors of a source of whose blocks no samples were taken."""
+        return tuple(i for i in self._checkpoints[source].stored.values() if self.samples(source, i) is None)
+
+    def fingerprint(self, source: str) -> bytes | None:
+        """Return the digest of the samples of all blocks of a source, or None while any are missing."""
+        if source not in self._fingerprints:
+            checkpoint = self._checkpoints[source]
+            found = [(info, self.samples(source, info)) for info in checkpoint.stored.values()]
+            known = [
+                (info.name, sampled_tensor_digest(info.dtype, info.shape, samples))
+                for info, samples in found
+                if samples is not None
+            ]
+            complete = len(known) == len(found)
+            self._fingerprints[source] = source_digest([*known, *checkpoint.facts]) if complete else None
+        return self._fingerprints[source]
+
+    def _sampled(self, state: _FileState, info: TensorInfo) -> TensorSamples:
+        if state.samples is None:
+            state.samples = {} if state.is_output else dict(self._catalog.tensor_samples(state.key))
+        return state.samples.get(info.name, TensorSamples(name=info.name, samples=b"", blocks=b""))
+
+    def _enter(self, source: str, info: TensorInfo, change: Callable[[TensorSamples], TensorSamples]) -> None:
+        state = self._state(source, info)
+        known = self._sampled(state, info)
+        assert state.samples is not None, "they were looked up"
+        state.samples[info.name] = change(known)
+        state.pending_samples.add(info.name)
+        self._fingerprints.clear()
+
+    # --- all of a source ------------------------------------------------------------------------------------------
+
     def cold(self, source: str) -> tuple[TensorInfo, ...]:
         """Return the tensors of a source whose content is not known."""
         return tuple(info for info in self._checkpoints[source].stored.values() if self.tensor(source, info) is None)
@@ -153,14 +248,15 @@ class SourceIndex:
         SourceChangedError
             If a file is not the one whose header was read; nothing of it is recorded, and what was is dropped.
         """
-        pending = [state for state in self._files.values() if state.pending]
+        pending = [state for state in self._files.values() if state.pending or state.pending_samples]
         for state in pending:
             self._check(state)
         with self._catalog.transaction():
             for state in pending:
-                self._catalog.record_tensors(state.key, state.read_at_ns or time.time_ns(), state.pending)
+                samples = [(state.samples or {})[name] for name in sorted(state.pending_samples)]
+                self._catalog.record_tensors(state.key, state.read_at_ns or time.time_ns(), state.pending, samples)
         for state in pending:  # only now: a transaction that failed has recorded nothing
-            state.pending = []
+            state.pending, state.pending_samples = [], set()
 
     def check_unchanged(self) -> None:
         """Check every file of every source against the identity that it had when its header was read.
@@ -187,7 +283,9 @@ class SourceIndex:
         for state in self._files.values():
             if state.file.path == path:
                 state.known, state.blocks, state.pending = {}, {}, []
+                state.samples, state.pending_samples = {}, set()
         self._digests.clear()
+        self._fingerprints.clear()
 
 
 def source_changed(source: str, file: CheckpointFile) -> SourceChangedError:

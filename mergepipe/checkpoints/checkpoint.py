@@ -125,6 +125,8 @@ class Checkpoint:
         False for a single file, which has no config and no side files.
     adapter
         What makes it an adapter, None for a checkpoint that is stored whole.
+    is_planned
+        Whether it is one that the project makes: an output that others are made from.
     """
 
     label: str
@@ -135,6 +137,7 @@ class Checkpoint:
     notes: tuple[str, ...]
     is_folder: bool = True
     adapter: Adapter | None = None
+    is_planned: bool = False
 
     @property
     def stored(self) -> Mapping[str, TensorInfo]:

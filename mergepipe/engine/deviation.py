@@ -24,6 +24,7 @@ from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.reader import Reader
 from mergepipe.engine.work import Group, InputKey, Job, TensorWork
 from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
+from mergepipe.plan.sampling import with_levels
 from mergepipe.plan.values import Decision, OutputPlan
 from mergepipe.reporting import Reporter
 
@@ -139,7 +140,7 @@ class Comparer:
     def groups(self, plan: OutputPlan) -> list[Group]:
         """Return a group for each tensor that is merged, with its full read as the only work."""
         return [
-            self._maker.group([self._maker.work(plan, replace(tensor, access=None))])
+            self._maker.group([self._maker.work(plan, with_levels(replace(tensor, access=None)))])
             for tensor in plan.tensors
             if tensor.decision is Decision.MERGE and is_mergeable(tensor.dtype)
         ]

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mergepipe.cache.catalog import Catalog, Result
+from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore
+from mergepipe.cache.records import Result
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import DIGEST_SIZE, content_digest, tensor_digest
 from mergepipe.engine.groups import GroupMaker

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mergepipe.cache.catalog import Catalog, StagedTensor
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.engine.adapters import AdapterInput, Factors
 from mergepipe.engine.staging import StagedShard
@@ -56,17 +57,32 @@ class GroupMaker:
         inputs: dict[InputKey, Input] = {}
         adapters: dict[InputKey, AdapterInput] = {}
         factors: dict[tuple[InputKey, InputKey], Factors] = {}
+        levels = self._levels(works)
         for work in works:
             for slot in work.recipe.tensor.slots:
                 if slot is None:
                     continue
                 if slot.lora is None:
-                    inputs.setdefault(self._key(slot), self._input(slot))
+                    key = self._key(slot)
+                    if key not in inputs:
+                        inputs[key] = self._input(slot, levels[key])
                     continue
                 adapters.setdefault(self._key(slot), self._adapter(slot, factors))
                 if slot.lora.on is not None:
                     inputs.setdefault(self._key(slot.lora.on), self._input(slot.lora.on))
         return Group(works=tuple(works), inputs=inputs, adapters=adapters)
+
+    def _levels(self, works: Sequence[TensorWork]) -> dict[InputKey, bytes | None]:
+        """Return which blocks of each stored input any of these works reads; None for all of them."""
+        found: dict[InputKey, bytes | None] = {}
+        for work in works:
+            for slot in work.recipe.tensor.slots:
+                for ref in () if slot is None else slot.stored:
+                    key = self._key(ref)
+                    before = found.get(key, ref.levels)
+                    whole = before is None or ref.levels is None
+                    found[key] = None if whole else bytes(map(max, before or b"", ref.levels or b""))
+        return found
 
     def groups(self, pending: Iterable[tuple[OutputPlan, TensorPlan]]) -> list[Group]:
         """Return the groups of all pending tensors, in the order of first appearance.
@@ -114,13 +130,18 @@ class GroupMaker:
             return self._index.file(ref.source, ref.lora.b.info).path, f"adapter {parts}"
         return self._index.file(ref.source, ref.info).path, ref.info.name
 
-    def _input(self, ref: InputRef) -> Input:
+    def _input(self, ref: InputRef, levels: bytes | None = None) -> Input:
+        known = self._index.blocks(ref.source, ref.info)
+        if known is None and levels is not None:
+            known = self._index.pins(ref.source, ref.info, levels)
         return Input(
             key=self._key(ref),
             ref=ref,
             file=self._index.file(ref.source, ref.info),
             grid=ref.grid(self._index.geometry),
-            known=self._index.blocks(ref.source, ref.info),
+            known=known,
+            levels=levels,
+            earlier=self._index.read_blocks(ref.source, ref.info) if known is None else b"",
         )
 
     def _adapter(self, ref: InputRef, shared: dict[tuple[InputKey, InputKey], Factors]) -> AdapterInput:

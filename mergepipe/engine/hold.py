@@ -19,7 +19,7 @@ class HoldPool:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lent = 0
+        self._lent = 0  # bytes of the arrays that are out, which may be larger than what was asked for
         self._free: list[np.ndarray[Any, Any]] = []
 
     def fits(self, nbytes: int) -> bool:
@@ -28,18 +28,20 @@ class HoldPool:
 
     def lend(self, nbytes: int) -> memoryview:
         """Return writable memory; ask `fits` first. It is faulted in only where it is touched."""
-        self._lent += nbytes
         self._free.sort(key=len)
         for index, array in enumerate(self._free):
-            if len(array) >= nbytes:
+            if nbytes <= len(array) <= 2 * nbytes and self.fits(len(array)):
+                self._lent += len(array)
                 return memoryview(self._free.pop(index).data)[:nbytes]
-        if self._free:
-            self._free.pop()  # grow the largest instead of adding another one
+        self._lent += nbytes
+        while self._free and self._lent + sum(map(len, self._free)) > self.limit:
+            self._free.pop()
         return memoryview(np.empty(nbytes, np.uint8).data)
 
     def take_back(self, views: Iterable[memoryview]) -> None:
         """Take back memory that was lent."""
         for view in views:
-            self._lent -= len(view)
-            if len(view):
-                self._free.append(np.asarray(view.obj))
+            array = np.asarray(view.obj)
+            self._lent -= len(array)
+            if len(array):
+                self._free.append(array)

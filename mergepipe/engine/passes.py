@@ -198,7 +198,8 @@ class GroupPasses:
         for key, source in self.group.inputs.items():
             if source.known is None:
                 source.known = bytes(self.group.hashed.get(key, b""))
-                self._index.add(source.ref.source, source.ref.info, source.known)
+                enter = self._index.add if source.levels is None else self._index.add_blocks
+                enter(source.ref.source, source.ref.info, source.known)
         for adapter in self.group.adapters.values():
             for factor in (adapter.factors.a, adapter.factors.b):
                 if factor.known is not None and self._index.tensor(factor.ref.source, factor.ref.info) is None:

@@ -8,7 +8,7 @@ from mergepipe.cache.sources import source_changed
 from mergepipe.digest import content_digest
 from mergepipe.engine.files import Files
 from mergepipe.engine.kernel import Array, Scratch, add_delta, typed
-from mergepipe.engine.work import Input, InputKey, Job, TensorWork
+from mergepipe.engine.work import UNREAD, Input, InputKey, Job, TensorWork
 from mergepipe.errors import InternalError
 
 
@@ -61,13 +61,20 @@ class Reader:
         return min(self._job.stop, source.grid.count)
 
     def read_cold(self) -> None:
-        """Read and hash the job's range of every input whose content is not known."""
+        """Read and hash what is wanted of the job's range of every input whose content is not known."""
         for key, source in self._inputs.items():
             if source.known is not None:
                 continue
             blocks = range(self._job.start, self._stop(source))
-            self._read_run(source, blocks)
-            self._found[key] = [content_digest(self.data(key, block)) for block in blocks]
+            missing = [block for block in blocks if source.is_missing(block)]
+            for run in _adjacent(missing):
+                self._read_run(source, run)
+            self._found[key] = [self._cold_digest(source, block) for block in blocks]
+
+    def _cold_digest(self, source: Input, block: int) -> bytes:
+        if not source.is_wanted(block):
+            return UNREAD
+        return source.known_earlier(block) or content_digest(self.data(source.key, block))
 
     def digest(self, key: InputKey, block: int) -> bytes | None:
         """Return the digest of a block of an input, None if it has no such block."""

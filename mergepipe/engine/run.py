@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from mergepipe.cache.catalog import Catalog, StagedTensor
+from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore
+from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.reserve import release, reserve
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
@@ -32,6 +34,7 @@ from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.problems import check_reads
 from mergepipe.engine.results import FinishedOutput
+from mergepipe.engine.sampling import Sampler
 from mergepipe.engine.schedule import Scheduler
 from mergepipe.engine.staging import StagedShard, abandoned, staged_name
 from mergepipe.engine.survey import SurveyedOutput, SurveyPasses, surveyed_outputs, surveyed_tensors
@@ -41,8 +44,11 @@ from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
 from mergepipe.graph.compile import MergeGraph, compile_graph
 from mergepipe.graph.inputs import slot_blocks
+from mergepipe.plan.sampling import sampled_sources
 from mergepipe.plan.values import OutputPlan
 from mergepipe.reporting import Reporter
+
+T = TypeVar("T")
 
 # How often finished blocks are recorded while a build runs, in seconds.
 _RECORD_EVERY = 0.5
@@ -164,7 +170,7 @@ class Engine:
         self._load_blocks(graph.plans.values())
         groups = maker.groups(graph.pending())
         plans = list(graph.plans.values())
-        groups += maker.hashing(_sources(plans), groups)
+        groups += maker.hashing(_whole_sources(plans), groups)
         self._run("merging", plans, [self._passes(group) for group in groups], meters, pool)
         return {(work.plan.output.name, work.name): work for group in groups for work in group.works}
 
@@ -188,13 +194,25 @@ class Engine:
         try:
             with reserve(self._catalog.layout):
                 self._load_blocks(plans)
+                self._index.settle(_sources(plans))
+                sampler = Sampler(self._index, self._store, pool, self._reporter, meters)
+                found = self._forgetting(lambda: sampler.sample(plans))
                 passes = [self._survey_passes(group) for group in maker.groups(surveyed_tensors(plans))]
-                self._run("measuring", plans, passes, meters, pool)
+                if passes:
+                    self._run("measuring", plans, passes, meters, pool)
             self._record()
         finally:
             pool.close()
-        found = {name: tensor for one in passes for name, tensor in one.found.items()}
+        found |= {name: tensor for one in passes for name, tensor in one.found.items()}
         return surveyed_outputs(plans, found, meters)
+
+    def _forgetting(self, step: Callable[[], T]) -> T:
+        """Run a step; what is known of a file that turns out to be another one is dropped."""
+        try:
+            return step()
+        except SourceChangedError as error:
+            self._index.forget(Path(error.facts["path"]))
+            raise
 
     def compare(self, plans: Sequence[OutputPlan]) -> Comparison:
         """Return how far budgets of one output are from its full read (`mergepipe.engine.deviation`); writes nothing.
@@ -211,10 +229,8 @@ class Engine:
             self._load_blocks(first)
             self._index.settle(_sources(first))
             comparer = Comparer(maker, self._index, self._store, pool, self._reporter)
-            return comparer.compare(plans, [(group, self._job_blocks(group)) for group in comparer.groups(plans[0])])
-        except SourceChangedError as error:
-            self._index.forget(Path(error.facts["path"]))
-            raise
+            groups = [(group, self._job_blocks(group)) for group in comparer.groups(plans[0])]
+            return self._forgetting(lambda: comparer.compare(plans, groups))
         finally:
             pool.close()
 
@@ -324,6 +340,12 @@ class Engine:
         release(self._catalog.layout)  # the disk may be full
         with contextlib.suppress(MergepipeError):
             self._record()
+
+
+def _whole_sources(plans: Iterable[OutputPlan]) -> list[str]:
+    """Return the sources that any of the outputs reads whole."""
+    found = [source for plan in plans for source in plan.sources if source not in sampled_sources(plan)]
+    return list(dict.fromkeys(found))
 
 
 def _sources(plans: Iterable[OutputPlan]) -> list[str]:

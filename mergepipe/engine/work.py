@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mergepipe.cache.catalog import StagedTensor
+from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.statistics import StatisticTable
 from mergepipe.checkpoints.checkpoint import CheckpointFile
 from mergepipe.checkpoints.geometry import BlockGrid
@@ -21,6 +21,8 @@ from mergepipe.plan.values import InputRef, OutputPlan
 if TYPE_CHECKING:
     from mergepipe.engine.adapters import AdapterInput
 
+UNREAD = bytes(DIGEST_SIZE)
+"""Stands for the digest of a block that is never read."""
 InputKey = tuple[Path, str]
 """A source tensor by the file that holds it and its name: two sources may be the same files."""
 
@@ -32,7 +34,12 @@ class Input:
     Attributes
     ----------
     known
-        Its packed block digests, or None while it is cold: then it is read whole and hashed.
+        Its packed block digests, or None while it is cold: then what is wanted of it is read and hashed.
+    levels
+        A byte for each block, 0 for those that are never read; None where it is read whole. What stands for such a
+        block in ``known`` is no digest of it.
+    earlier
+        While it is cold, the packed digests of the blocks that earlier builds read, zeros for others; or empty.
     """
 
     key: InputKey
@@ -40,11 +47,26 @@ class Input:
     file: CheckpointFile
     grid: BlockGrid
     known: bytes | None
+    levels: bytes | None = None
+    earlier: bytes = b""
 
     def digest(self, block: int) -> bytes | None:
         """Return the known digest of a block; None if the input has no such block."""
         assert self.known is not None, "the digests of a cold input are found by reading it"
         return digest_at(self.known, block)
+
+    def is_wanted(self, block: int) -> bool:
+        """Return whether a block may be read."""
+        return self.levels is None or self.levels[block] != 0
+
+    def is_missing(self, block: int) -> bool:
+        """Return whether a block of a cold input must be read to know what it holds."""
+        return self.is_wanted(block) and self.known_earlier(block) is None
+
+    def known_earlier(self, block: int) -> bytes | None:
+        """Return the digest of a block of a cold input that an earlier build read, None if none did."""
+        digest = digest_at(self.earlier, block)
+        return None if digest == UNREAD else digest
 
 
 @dataclass(slots=True)

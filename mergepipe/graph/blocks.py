@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mergepipe.cache.catalog import Result, StagedTensor
+from mergepipe.cache.records import Result, StagedTensor
 from mergepipe.checkpoints.geometry import BlockGrid, Geometry
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.graph.keys import ABSENT, block_key, statistic_key

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.digest import digest_at, record_digest
-from mergepipe.plan.values import InputRef, LoraRef
+from mergepipe.digest import digest_at, record_digest, sampled_pin
+from mergepipe.plan.sampling import sampled_sources
+from mergepipe.plan.values import InputRef, LoraRef, OutputPlan
+
+
+def source_pin(plan: OutputPlan, source: str, index: SourceIndex) -> bytes | None:
+    """Return the pin of a source of an output (`mergepipe.digest.sampled_pin`), or None while it is not known.
+
+    It follows from the plan alone which one that is: the digest of all content, or the fingerprint where the output
+    does not read the source whole.
+    """
+    if source not in sampled_sources(plan):
+        return index.digest(source)
+    fingerprint = index.fingerprint(source)
+    return None if fingerprint is None else sampled_pin(fingerprint)
 
 
 def slot_digest(ref: InputRef, index: SourceIndex) -> bytes | None:
     """Return the tensor digest of a slot, or None while any of its content is not known."""
     if ref.lora is None:
-        return index.tensor(ref.source, ref.info)
+        partial = ref.levels is not None
+        return index.partial(ref.source, ref.info, ref.levels or b"") if partial else index.tensor(ref.source, ref.info)
     factors = known_factors(ref.lora, index)
     on = None if ref.lora.on is None else index.tensor(ref.lora.on.source, ref.lora.on.info)
     if factors is None or (ref.lora.on is not None and on is None):
@@ -19,7 +33,12 @@ def slot_digest(ref: InputRef, index: SourceIndex) -> bytes | None:
 
 
 def slot_blocks(ref: InputRef, index: SourceIndex) -> bytes | None:
-    """Return the packed block digests of a slot, or None while any of its content is not known."""
+    """Return the packed block digests of a slot, or None while any of its content is not known.
+
+    A block that is never read stands there with the digest of its sample.
+    """
+    if ref.lora is None and ref.levels is not None:
+        return index.pins(ref.source, ref.info, ref.levels)
     if ref.lora is None:
         return index.blocks(ref.source, ref.info)
     factors = known_factors(ref.lora, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from mergepipe.cache.catalog import Result
+from mergepipe.cache.records import Result
 
 NodeId = tuple[str | int, ...]
 

@@ -16,10 +16,12 @@ from mergepipe.digest import digest_at
 from mergepipe.errors import OperatorError
 from mergepipe.graph.blocks import TensorRecipe, plan_statistic
 from mergepipe.graph.inputs import slot_blocks
+from mergepipe.graph.prices import block_costs, compared_slots, first_equal, whole_tensor
 from mergepipe.graph.reductions import key_recipe, open_table, start_reduction
+from mergepipe.graph.samples import estimated_tensor, known_estimates
 from mergepipe.operators.contract import Reduction, Statistic, StatisticValues
 from mergepipe.operators.norms import GramOfInputs
-from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,8 +70,7 @@ def start_survey(recipe: TensorRecipe) -> tuple[Measuring, tuple[Statistic, ...]
 
 
 def _measuring(recipe: TensorRecipe) -> Measuring:
-    tensor = recipe.tensor
-    live = tuple(slot for slot, ref in enumerate(tensor.slots) if slot and ref is not None)
+    live = compared_slots(recipe.tensor)
     statistic = GramOfInputs(slots=(0, *live))
     if not recipe.reduces:
         values = yield (statistic,)
@@ -109,10 +110,16 @@ def known_survey(plan: OutputPlan, index: SourceIndex, store: StatisticStore) ->
     for tensor in plan.tensors:
         if not is_surveyed(tensor):
             continue
+        recipe = TensorRecipe.of(tensor, plan.geometry)
+        if tensor.sampled:
+            estimates = known_estimates(recipe, index, store)
+            if estimates is None:
+                return None
+            found[tensor.name] = estimated_tensor(recipe, estimates)
+            continue
         known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
         if any(packed is None and slot is not None for packed, slot in zip(known, tensor.slots, strict=True)):
             return None
-        recipe = TensorRecipe.of(tensor, plan.geometry)
         measured = _known_tensor(recipe, known, store)
         if measured is None:
             return None
@@ -145,9 +152,6 @@ def _digests(known: Sequence[bytes | None], block: int) -> list[bytes | None]:
     return [digest_at(packed, block) for packed in known]
 
 
-# --- costs --------------------------------------------------------------------------------------------------------
-
-
 def budget_tensor(recipe: TensorRecipe, known: Sequence[bytes | None], measured: Measured) -> BudgetTensor:
     """Return what a budget is planned from for one tensor.
 
@@ -158,57 +162,8 @@ def budget_tensor(recipe: TensorRecipe, known: Sequence[bytes | None], measured:
     """
     import numpy as np
 
-    from mergepipe.plan.bounds import update_norm
-    from mergepipe.plan.budget import BudgetTensor
-
-    tensor, blocks = recipe.tensor, recipe.facts.blocks
-    costs = np.zeros((len(tensor.experts), blocks), np.int64)
-    same = np.repeat(np.arange(len(tensor.experts))[:, None], blocks, axis=1)
-    priced = [(expert, ref) for expert, ref in enumerate(tensor.experts) if ref is not None and _read_ref(tensor, ref)]
-    for block in range(blocks):
-        digests = _digests(known, block)
-        seen: dict[tuple[str, bytes], int] = {}
-        if tensor.base is not None and digests[0] is not None:
-            seen[tensor.base.info.dtype, digests[0]] = -1
-        for expert, ref in priced:
-            digest, stored = digests[expert + 1], _read_ref(tensor, ref)
-            if digest is None or stored is None:
-                continue  # there is no such block
-            first = seen.setdefault((ref.info.dtype, digest), expert) if ref.lora is None else expert
-            if first < 0:
-                continue  # a zero delta
-            costs[expert, block] = _block_bytes(stored, block, recipe)
-            same[expert, block] = first
-    with np.errstate(all="ignore"):
-        norms = np.sqrt(measured.squares)
-        base = float(np.sqrt(measured.gram[0, 0]))
-    norms[np.isnan(norms)] = np.inf  # infinities and NaN, which `non_finite` allows, are read first
-    gram = measured.gram
-    update = None
-    if measured.influence.combination is not None and np.isfinite(gram).all():
-        update = update_norm(measured.influence.combination, gram)
-    return BudgetTensor(
-        norms=norms,
-        costs=costs,
-        influence=measured.influence,
-        same=same,
-        update=update,
-        base=base if np.isfinite(base) else None,
-    )
-
-
-def _read_ref(tensor: TensorPlan, ref: InputRef) -> InputRef | None:
-    """Return the stored tensor whose blocks are read for an expert and paid for; None where that is nothing.
-
-    The factors of an adapter are free; what its deltas are added to is not, where that is an expert.
-    """
-    stored = ref if ref.lora is None else ref.lora.on
-    return stored if stored is not None and tensor.is_expert(stored) else None
-
-
-def _block_bytes(ref: InputRef, block: int, recipe: TensorRecipe) -> int:
-    grid = ref.grid(recipe.geometry)
-    if block >= grid.count:
-        return 0
-    start, stop = grid.byte_range(block)
-    return stop - start
+    costs = block_costs(recipe)
+    first = first_equal(recipe, known)
+    costs[first < 0] = 0  # zero deltas
+    same = np.where(first < 0, np.arange(len(first))[:, None], first)
+    return whole_tensor(recipe, measured.squares, measured.gram, measured.influence, costs=costs, same=same)

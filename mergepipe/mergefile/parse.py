@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mergepipe.errors import MergefileError
 from mergepipe.mergefile.checks import check_whole
-from mergepipe.mergefile.locate import locate
+from mergepipe.mergefile.locate import LineMap, locate
 from mergepipe.mergefile.names import Names, check_names, named_tables
 from mergepipe.mergefile.outputs import OUTPUT_KEYS, read_output
 from mergepipe.mergefile.problems import Problems
@@ -77,6 +78,31 @@ def parse_mergefile(text: str, path: Path, signatures: Mapping[str, OperatorSign
         As `load_mergefile`.
     """
     mergefile, problems = _read(text, path, signatures, _load_none)
+    problems.raise_if_any()
+    return mergefile
+
+
+def check_declarations(
+    data: Mapping[str, Any], path: Path, signatures: Mapping[str, OperatorSignature], load: LoadOperators = _load_none
+) -> Mergefile:
+    """Return what a record repeats of a Mergefile as a Mergefile, checked like one.
+
+    Parameters
+    ----------
+    data
+        As a TOML parser gives it.
+    path
+        The record; for messages, which have no line of it to name.
+
+    Raises
+    ------
+    MergefileError, CollectedErrors
+        As `load_mergefile`.
+    """
+    problems = Problems(path.name, str(path), LineMap({}))
+    mergefile = _entries(Table(data, (), problems), path, signatures, load)
+    check_whole(mergefile, problems)
+    report_unsupported(mergefile, problems)
     problems.raise_if_any()
     return mergefile
 

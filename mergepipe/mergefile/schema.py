@@ -102,12 +102,16 @@ class Budget:
         return self.expert_reads is None and self.max_error is None and self.share in (None, 1.0)
 
     def text(self) -> str:
-        """Return it in one word, as the lock has it: ``full``, ``25%``, ``1048576 B``, ``max_error 0.001``."""
+        """Return it in words, as the lock has it: ``full``, ``25%``, ``1048576 B``, ``max_error 0.001``.
+
+        Where norms are estimated it says so: ``25% by samples``.
+        """
         if self.is_full_read:
             return "full"
+        limit = f"{self.expert_reads} B" if self.share is None else f"{100 * self.share:.15g}%"
         if self.max_error is not None:
-            return f"max_error {self.max_error!r}"
-        return f"{self.expert_reads} B" if self.share is None else f"{100 * self.share:.15g}%"
+            limit = f"max_error {self.max_error!r}"
+        return limit if self.stats == "full" else f"{limit} by samples"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

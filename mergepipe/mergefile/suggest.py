@@ -22,7 +22,12 @@ def quoted(text: str) -> str:
 
 def _escaped(text: str) -> str:
     escaped = json.dumps(text, ensure_ascii=False)[1:-1]
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped)
+    return "".join(c if c.isprintable() else _escape(ord(c)) for c in escaped)
+
+
+def _escape(number: int) -> str:
+    """Return a character as TOML writes it by its number."""
+    return f"\\U{number:08x}" if number > 0xFFFF else f"\\u{number:04x}"
 
 
 def listing(names: Iterable[str], conjunction: str = "or") -> str:

@@ -41,9 +41,6 @@ def _output(output: Output, problems: Problems) -> None:
     budget = output.budget
     if budget is None or budget.is_full_read:
         return
-    if budget.stats == "sample":
-        hint = "remove it: the deltas are then measured whole, once"
-        _unsupported(problems, (*path, "budget", "stats"), '`stats = "sample"`', "stats", hint)
     if budget.precision == "levels":
         hint = "remove it: blocks are then read exactly or not at all"
         _unsupported(problems, (*path, "budget", "precision"), '`precision = "levels"`', "precision", hint)

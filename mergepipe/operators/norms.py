@@ -54,8 +54,14 @@ def squares(packed: Array, count: int) -> Array:
     """Return the squares of the norms of all vectors, float64 ``(count, blocks)``."""
     import numpy as np
 
-    at = np.cumsum([0, *range(count, 1, -1)])
-    return np.ascontiguousarray(packed[:, at].T)
+    return np.ascontiguousarray(packed[:, square_places(count)].T)
+
+
+def square_places(count: int) -> Array:
+    """Return where packed inner products have those of a vector with itself, integers ``(count,)``."""
+    import numpy as np
+
+    return np.cumsum([0, *range(count, 1, -1)])
 
 
 def total_gram(packed: Array, count: int) -> Array:

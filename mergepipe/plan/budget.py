@@ -34,7 +34,6 @@ import numpy as np
 
 from mergepipe.mergefile.schema import Budget
 from mergepipe.operators.influence import Influence
-from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.bounds import (
     BoundKind,
     ErrorBound,
@@ -44,7 +43,8 @@ from mergepipe.plan.bounds import (
     whole_block_squares,
     whole_block_steps,
 )
-from mergepipe.plan.places import copied_places, full_row, parts, row_of, spread_out
+from mergepipe.plan.places import copied_places, parts, row_of, spread_out
+from mergepipe.plan.selection import Selection, root_error, share
 
 Array = Any
 
@@ -68,6 +68,9 @@ class BudgetTensor:
         ``(experts, blocks)``. None: all differ.
     update, base
         The norms of the full read's result less the base (`bounds.update_norm`) and of the base, None if unknown.
+    errors
+        The standard errors of the squares of the norms where these are estimates, float64 ``(experts, blocks)``; None
+        for exact ones.
     """
 
     norms: Array
@@ -76,31 +79,7 @@ class BudgetTensor:
     same: Array | None = None
     update: float | None = None
     base: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorLoss:
-    """What a tensor loses by a cut.
-
-    Attributes
-    ----------
-    tensor
-        Its place among the tensors.
-    omitted_bytes
-        What the blocks that are left out would cost.
-    bound
-        Of its distance to the full read, None where none is known.
-    expected
-        As in `Selection`.
-    omitted_mass
-        As in `Selection`, of this tensor's deltas.
-    """
-
-    tensor: int
-    omitted_bytes: int
-    bound: float | None
-    expected: float
-    omitted_mass: float
+    errors: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,6 +101,8 @@ class Order:
         are left out; float64 ``(n + 1,)``, none of them ever growing. Without `unbounded` items there is no bound.
     steps, gains, squares
         Of each item: its steps of the squares of the bound, of the expected error, and of the mass; float64 ``(n,)``.
+    variances
+        Of the square of the expected error with the first k items read, float64 ``(n + 1,)``; 0 where norms are exact.
     mass
         The sum of the squares of all norms.
     update, base
@@ -142,6 +123,7 @@ class Order:
     steps: Array
     gains: Array
     squares: Array
+    variances: Array
     unbounded: int
     mass: float
     update: float | None
@@ -196,7 +178,8 @@ class Order:
             full_blocks=int(self.blocks[-1]),
             bound=self._bound(count),
             expected=float(self.expected[count]),
-            omitted_mass=_share(left_out, self.mass),
+            uncertainty=root_error(float(self.expected[count]), float(self.variances[count])),
+            omitted_mass=share(left_out, self.mass),
         )
 
     def _bound(self, count: int) -> ErrorBound:
@@ -211,94 +194,6 @@ class Order:
             relative_to_update=to_update if math.isfinite(to_update) else None,
             relative_to_base=to_base if math.isfinite(to_base) else None,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """What a budget reads of the experts.
-
-    Attributes
-    ----------
-    order
-        What it is a prefix of.
-    items
-        How many items are read.
-    planned_bytes, full_bytes
-        What is read, and what a full read would: equal blocks are read once.
-    blocks, full_blocks
-        How many blocks of experts, of those that are not free, are read, and how many there are.
-    bound
-        Of the distance to the full read.
-    expected
-        An estimate of that distance: the deltas that are left out taken as orthogonal; infinite where norms are.
-    omitted_mass
-        The norm of all deltas that are left out, as a share of the norm of all deltas.
-    """
-
-    order: Order
-    items: int
-    planned_bytes: int
-    full_bytes: int
-    blocks: int
-    full_blocks: int
-    bound: ErrorBound
-    expected: float
-    omitted_mass: float
-
-    def access(self) -> tuple[tuple[bytes | None, ...], ...]:
-        """Return per tensor and expert a level for each block (`mergepipe.plan.access`); None: every block exactly."""
-        levels = full_row(self.order.tensors, EXACT, np.uint8)
-        levels[self.order.items[self.items :]] = OMITTED
-        levels[self.order.copies] = levels[self.order.originals]
-        return tuple(
-            tuple(None if (column == EXACT).all() else column.tobytes() for column in part.T)
-            for part in parts(self.order.tensors, levels)
-        )
-
-    def slot_bytes(self) -> tuple[Array, ...]:
-        """Return per tensor what is read of each expert, int64 ``(experts,)``; equal blocks count for the first."""
-        read = full_row(self.order.tensors, 0, np.int64)
-        costs = np.diff(self.order.bytes)
-        read[self.order.items[: self.items]] = costs[: self.items]
-        return tuple(np.add.reduce(part, axis=0) for part in parts(self.order.tensors, read))
-
-    def losses(self, most: int | None = None) -> tuple[TensorLoss, ...]:
-        """Return what each tensor loses that loses anything, largest expected error first; the first so many."""
-        order, left = self.order, slice(self.items, None)
-        owners = spread_out(range(len(order.tensors)), order.tensors, np.int64)[order.items[left]]
-        counts = len(order.tensors)
-
-        def sums(values: Array) -> list[float]:
-            found: list[float] = np.bincount(owners, weights=values, minlength=counts).tolist()
-            return found
-
-        omitted, steps, gains = sums(np.diff(order.bytes)[left]), sums(order.steps[left]), sums(order.gains[left])
-        squares = sums(order.squares[left])
-        tensors = sorted(np.unique(owners).tolist(), key=lambda tensor: (-gains[tensor], tensor))
-        grown = 1.0 + margin(len(order.items))
-        return tuple(
-            TensorLoss(
-                tensor=tensor,
-                omitted_bytes=int(omitted[tensor]),
-                bound=_tensor_bound(order.tensors[tensor], steps[tensor], squares[tensor], grown),
-                expected=math.sqrt(gains[tensor]),
-                omitted_mass=_share(squares[tensor], _mass(order.tensors[tensor])),
-            )
-            for tensor in tensors[:most]
-        )
-
-
-def _tensor_bound(tensor: BudgetTensor, steps: float, squares: float, grown: float) -> float | None:
-    if not math.isfinite(steps) or (tensor.influence.kind == "none" and squares > 0):
-        return None
-    return math.sqrt(steps) * grown
-
-
-def _share(part: float, whole: float) -> float:
-    """Return the root of the share that a sum of squares has in another; 1 where they are not finite."""
-    if part == 0:
-        return 0.0
-    return math.sqrt(min(part / whole, 1.0)) if math.isfinite(whole) else 1.0
 
 
 # --- the order ----------------------------------------------------------------------------------------------------
@@ -330,6 +225,7 @@ def reading_order(tensors: Sequence[BudgetTensor], *, sampled: bool = False) -> 
         items = places[np.argsort(-(effects[places] ** 2 / costs[places]), kind="stable")]
     steps = _steps(tensors, items, effects, masses)[items]
     gains, squares = effects[items] ** 2, masses[items]
+    doubt = row_of([_doubts(tensor) for tensor in tensors], np.float64)[items]
     blind = spread_out([tensor.influence.kind == "none" for tensor in tensors], tensors, np.bool_)
     unknown = np.flatnonzero(blind[items] & (squares > 0))
     grown = 1.0 + margin(len(items))
@@ -346,12 +242,20 @@ def reading_order(tensors: Sequence[BudgetTensor], *, sampled: bool = False) -> 
         steps=steps,
         gains=gains,
         squares=squares,
+        variances=_to_the_end(doubt * doubt),
         unbounded=int(unknown[-1]) + 1 if unknown.size else 0,
         mass=mass,
         update=_whole_norm([tensor.update for tensor in tensors]),
         base=_whole_norm([tensor.base for tensor in tensors]),
         sampled=sampled,
     )
+
+
+def _doubts(tensor: BudgetTensor) -> Array:
+    """Return the standard errors of the squares of a tensor's effects, float64 ``(experts, blocks)``."""
+    if tensor.errors is None:
+        return np.zeros(tensor.norms.shape)
+    return scaled(tensor.errors, [factor * factor for factor in tensor.influence.factors])
 
 
 def _steps(tensors: Sequence[BudgetTensor], items: Array, effects: Array, masses: Array) -> Array:
@@ -388,7 +292,3 @@ def _whole_norm(norms: Sequence[float | None]) -> float | None:
     """Return a lower bound of the norm of all from the norms of some."""
     known = [norm for norm in norms if norm is not None and math.isfinite(norm)]
     return math.sqrt(math.fsum(norm * norm for norm in known)) * (1.0 - margin(0)) if known else None
-
-
-def _mass(tensor: BudgetTensor) -> float:
-    return float(np.add.reduce((tensor.norms * tensor.norms).ravel()))

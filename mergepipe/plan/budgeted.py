@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from mergepipe.errors import PlanError
 from mergepipe.plan.access import EXACT, TensorAccess
+from mergepipe.plan.sampling import with_levels
 from mergepipe.plan.values import BudgetOutcome, Decision, InputRef, OutputPlan, TensorPlan
 
 if TYPE_CHECKING:
-    from mergepipe.plan.budget import BudgetTensor, Order, Selection
+    from mergepipe.plan.budget import BudgetTensor, Order
+    from mergepipe.plan.selection import Selection
 
 _LOSSES = 10  # tensors named in reports
 
@@ -42,7 +44,8 @@ def reading_of(plan: OutputPlan, survey: Mapping[str, BudgetTensor]) -> Reading:
     """Return the order for an output from its survey (`mergepipe.graph.survey`)."""
     from mergepipe.plan.budget import reading_order
 
-    return Reading(plan=plan, tensors=tuple(survey), order=reading_order(list(survey.values())))
+    sampled = any(tensor.sampled for tensor in plan.tensors)
+    return Reading(plan=plan, tensors=tuple(survey), order=reading_order(list(survey.values()), sampled=sampled))
 
 
 def with_access(plan: OutputPlan, survey: Mapping[str, BudgetTensor]) -> OutputPlan:
@@ -63,12 +66,18 @@ def with_outcome(
     plan: OutputPlan, accesses: Mapping[str, TensorAccess | None], outcome: BudgetOutcome
 ) -> OutputPlan:
     """Return a plan with the access sets of its tensors, by name; nothing is left out of those that are not there."""
-    tensors = tuple(replace(tensor, access=accesses.get(tensor.name)) for tensor in plan.tensors)
+    tensors = tuple(with_levels(replace(tensor, access=accesses.get(tensor.name))) for tensor in plan.tensors)
     resolved = replace(plan, tensors=tensors, outcome=outcome)
     base_bytes = sum(
         resolved.base_cost(tensor, slot) for tensor in tensors for slot in tensor.slots if slot is not None
     )
     return replace(resolved, base_bytes=base_bytes)
+
+
+def without_outcome(plan: OutputPlan) -> OutputPlan:
+    """Return a resolved plan as it was before its budget was."""
+    tensors = tuple(with_levels(replace(tensor, access=None)) for tensor in plan.tensors)
+    return replace(plan, outcome=None, tensors=tensors)
 
 
 def _access(levels: Sequence[bytes | None]) -> TensorAccess | None:
@@ -98,6 +107,7 @@ def _outcome(reading: Reading, selection: Selection) -> BudgetOutcome:
         omitted_blocks=selection.full_blocks - selection.blocks,
         bound=selection.bound,
         expected=selection.expected,
+        uncertainty=selection.uncertainty,
         omitted_mass=selection.omitted_mass,
         experts=experts,
         losses=tuple((reading.tensors[loss.tensor], loss) for loss in selection.losses(_LOSSES)),

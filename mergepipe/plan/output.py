@@ -23,6 +23,7 @@ from mergepipe.plan.adapters import adapter_notes, resized, with_bases
 from mergepipe.plan.budgeted import check_budget, settled
 from mergepipe.plan.layout import TensorSlot, lay_out
 from mergepipe.plan.parts import Operators, Part, whole_output
+from mergepipe.plan.sampling import with_sampling
 from mergepipe.plan.slices import config_source, slice_notes, slice_parts
 from mergepipe.plan.stacking import restacked
 from mergepipe.plan.tensors import plan_tensors
@@ -83,7 +84,7 @@ def plan_output(
     refused = check_budget(plan)
     if refused is not None:
         raise refused
-    return settled(plan)
+    return with_sampling(settled(plan))
 
 
 def _sources(parts: Sequence[Part]) -> dict[str, Checkpoint]:

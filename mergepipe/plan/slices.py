@@ -29,7 +29,8 @@ def slice_parts(output: Output, operators: Operators, checkpoints: Mapping[str, 
         For every range that its model does not have; then for slices that do not fit together.
     """
     slices = output.slices or ()
-    maps = {source: checkpoints[source].layers() for source in _sources(output)}
+    # A base that the operators ignore need not be there.
+    maps = {source: checkpoints[source].layers() for source in _sources(output) if source in checkpoints}
     raise_collected(_range_errors(output, operators, maps))
     located = _Located(checkpoints)
     parts: list[Part] = []

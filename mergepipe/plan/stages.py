@@ -52,6 +52,7 @@ def planned_checkpoint(plan: OutputPlan, root: Path, config: Mapping[str, Any]) 
         },
         config=config,
         notes=(),
+        is_planned=True,
     )
 
 

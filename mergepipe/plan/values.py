@@ -18,7 +18,7 @@ from mergepipe.plan.parts import Part
 
 if TYPE_CHECKING:
     from mergepipe.plan.bounds import ErrorBound
-    from mergepipe.plan.budget import TensorLoss
+    from mergepipe.plan.selection import TensorLoss
 
 
 class Decision(enum.Enum):
@@ -63,11 +63,15 @@ class InputRef:
         that the factors stand for: name, dtype and shape of the one that they apply to, and no bytes of its own.
     lora
         The stored factors, where there is no stored tensor.
+    levels
+        A byte for each block, 0 for those that are never read, where the tensor was measured by samples and a budget
+        leaves blocks out; None where it is read whole.
     """
 
     source: str
     info: TensorInfo
     lora: LoraRef | None = None
+    levels: bytes | None = None
 
     @property
     def stored(self) -> tuple[InputRef, ...]:
@@ -114,6 +118,8 @@ class TensorPlan:
         Whether ``base`` is there to stand for blocks that a budget leaves out, though the operator does not use it.
     access
         Which blocks of the experts it is made from; None for all of them, and while a budget is not resolved.
+    sampled
+        Whether samples of its inputs say which blocks a budget reads (`mergepipe.plan.sampling`).
     """
 
     name: str
@@ -133,6 +139,7 @@ class TensorPlan:
     common_rows: int | None = None
     anchored: bool = False
     access: TensorAccess | None = None
+    sampled: bool = False
 
     @property
     def slots(self) -> tuple[InputRef | None, ...]:
@@ -185,6 +192,8 @@ class BudgetOutcome:
         How far the output may be from the full-read merge.
     expected
         The error if what is left out were orthogonal: an estimate.
+    uncertainty
+        The standard error of that estimate where deltas were measured by samples, else 0.
     omitted_mass
         The share of the length of all deltas that is left out, 0 to 1.
     experts
@@ -203,6 +212,7 @@ class BudgetOutcome:
     experts: Mapping[str, int]
     losses: tuple[tuple[str, TensorLoss], ...]
     is_measured: bool = True
+    uncertainty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

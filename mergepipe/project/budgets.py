@@ -7,7 +7,6 @@ with, so that finding out that nothing changed takes neither statistics nor plan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import msgspec
 
@@ -15,7 +14,9 @@ from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import record_digest
+from mergepipe.graph.inputs import source_pin
 from mergepipe.plan.access import TensorAccess
+from mergepipe.plan.budgeted import without_outcome
 from mergepipe.plan.output import plan_digest
 from mergepipe.plan.values import BudgetOutcome, OutputPlan
 
@@ -52,6 +53,7 @@ class KnownBudget(msgspec.Struct, frozen=True):
     omitted_mass: float
     experts: dict[str, int]
     losses: list[tuple[str, _Loss]]
+    uncertainty: float = 0.0
 
 
 def resolved(
@@ -67,9 +69,7 @@ def resolved(
     if not plan.is_pending:
         return plan
     key = _key(plan, index)
-    if key is None:
-        return plan
-    if recorded is not None and recorded.key == key:
+    if key is not None and recorded is not None and recorded.key == key:
         return _restored(plan, recorded)
     from mergepipe.graph.survey import known_survey
     from mergepipe.plan.budgeted import with_access
@@ -80,7 +80,7 @@ def resolved(
 
 def _key(plan: OutputPlan, index: SourceIndex) -> bytes | None:
     """Return the digest of all that an access set follows from, None while the content of a source is not known."""
-    sources = {source: index.digest(source) for source in plan.sources}
+    sources = {source: source_pin(plan, source, index) for source in plan.sources}
     known: Mapping[str, bytes] = {source: digest for source, digest in sources.items() if digest is not None}
     if len(known) < len(sources):
         return None
@@ -92,10 +92,7 @@ def known_budget(plan: OutputPlan, index: SourceIndex) -> KnownBudget | None:
     outcome = plan.outcome
     if outcome is None or not outcome.is_measured:
         return None
-    unresolved = replace(
-        plan, outcome=None, tensors=tuple(replace(tensor, access=None) for tensor in plan.tensors)
-    )
-    key = _key(unresolved, index)
+    key = _key(without_outcome(plan), index)
     assert key is not None, "every source of a finished output is known"
     bound = outcome.bound
     return KnownBudget(
@@ -106,6 +103,7 @@ def known_budget(plan: OutputPlan, index: SourceIndex) -> KnownBudget | None:
         bound=_Bound(bound.kind, bound.absolute, bound.relative_to_update, bound.relative_to_base),
         expected=outcome.expected,
         omitted_mass=outcome.omitted_mass,
+        uncertainty=outcome.uncertainty,
         experts=dict(outcome.experts),
         losses=[
             (name, _Loss(loss.tensor, loss.omitted_bytes, loss.bound, loss.expected, loss.omitted_mass))
@@ -116,8 +114,8 @@ def known_budget(plan: OutputPlan, index: SourceIndex) -> KnownBudget | None:
 
 def _restored(plan: OutputPlan, known: KnownBudget) -> OutputPlan:
     from mergepipe.plan.bounds import ErrorBound
-    from mergepipe.plan.budget import TensorLoss
     from mergepipe.plan.budgeted import with_outcome
+    from mergepipe.plan.selection import TensorLoss
 
     accesses = {name: TensorAccess(levels=tuple(levels)) for name, levels in known.levels.items()}
     outcome = BudgetOutcome(
@@ -126,6 +124,7 @@ def _restored(plan: OutputPlan, known: KnownBudget) -> OutputPlan:
         bound=ErrorBound(**msgspec.structs.asdict(known.bound)),
         expected=known.expected,
         omitted_mass=known.omitted_mass,
+        uncertainty=known.uncertainty,
         experts=known.experts,
         losses=tuple((name, TensorLoss(**msgspec.structs.asdict(loss))) for name, loss in known.losses),
     )

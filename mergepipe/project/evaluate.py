@@ -119,7 +119,8 @@ class EvaluatedProject(Project):
     def built(self, output: Output, budget: Budget) -> Iterator[Path]:
         """Build an output with a budget; the model is gone afterwards."""
         model = self.lock_path.parent / output.name
-        changed = replace(output, budget=budget, path=str(model), publish=True)
+        stats = output.budget.stats if output.budget else budget.stats
+        changed = replace(output, budget=replace(budget, stats=stats), path=str(model), publish=True)
         # What it is made from is built as well, and not published either.
         others = {name: replace(other, publish=False) for name, other in self.mergefile.outputs.items()}
         self.mergefile = replace(self.mergefile, outputs={**others, output.name: changed})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from mergepipe.cache.sources import SourceIndex
+from mergepipe.digest import is_sampled_pin, sampled_pin
 from mergepipe.errors import LockDiffersError
 from mergepipe.fsio.durable import drop_temporary, replace_file
 from mergepipe.lockfile.assemble import locked_source
 from mergepipe.lockfile.compare import Difference, compare_locks, declared_differences, render_differences
-from mergepipe.lockfile.records import LockedOutput, Lockfile
+from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedOutput, Lockfile
 from mergepipe.lockfile.writer import render_lock
+from mergepipe.plan.sampling import sampled_sources
 from mergepipe.project.stages import Plans
 
 
@@ -27,10 +29,38 @@ def next_lock(
     kept = [o for o in (old.outputs if old else ()) if o.name in mergefile.outputs and o.name not in built]
     entries = [*built.values(), *kept]
     fresh = {name for output in built.values() for name in output.sources if name in mergefile.sources}
-    sources = [locked_source(mergefile.sources[name], checkpoints[name], index.digest(name)) for name in sorted(fresh)]
+    plans_built = [plan for plan in plans.plans if plan.output.name in built]
+    whole = {name for plan in plans_built for name in plan.sources if name not in sampled_sources(plan)}
+    sources = [
+        locked_source(mergefile.sources[name], checkpoints[name], _pin(name, old, whole, kept, index))
+        for name in sorted(fresh)
+    ]
     used = {name for output in kept for name in output.sources} - fresh
     sources += [source for source in (old.sources if old else ()) if source.name in used]
     return Lockfile(geometry=geometry, sources=tuple(sources), outputs=tuple(entries))
+
+
+def _pin(
+    name: str, old: Lockfile | None, whole: Collection[str], kept: Iterable[LockedOutput], index: SourceIndex
+) -> bytes:
+    """Return the pin of a source: its digest where any output reads it whole, else its fingerprint.
+
+    Parameters
+    ----------
+    whole
+        The sources that outputs that were built read whole.
+    kept
+        Outputs that were not: what they go by stays as it is, as long as nothing of it changed.
+    """
+    if name in whole:
+        return index.digest(name) or UNKNOWN_DIGEST
+    found = index.fingerprint(name)
+    before = old.source(name) if old else None
+    pins = {output.sources[name] for output in kept if name in output.sources}
+    if before is not None and not is_sampled_pin(before.digest) and before.digest in pins:
+        digest = index.digest(name)
+        return before.digest if digest is None else digest
+    return UNKNOWN_DIGEST if found is None else sampled_pin(found)
 
 
 def lock_state(old: Lockfile | None, new: Lockfile, *, verified: bool) -> str:

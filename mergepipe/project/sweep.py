@@ -26,7 +26,7 @@ from mergepipe.project.sweep_report import OwnBudget, SweepReport
 
 if TYPE_CHECKING:
     from mergepipe.engine.deviation import Comparison
-    from mergepipe.plan.budget import Selection
+    from mergepipe.plan.selection import Selection
     from mergepipe.project.evaluate import Command
 
 NOTHING = Budget(share=0.0)
@@ -88,7 +88,8 @@ class SweptProject(Project):
 
     def _survey(self, output: Output, budgets: Sequence[Budget], *, measure: bool) -> _Surveyed:
         """Measure the deltas, if they were not, and cut the reading order for each budget."""
-        planned = replace(output, budget=NOTHING)
+        stats = output.budget.stats if output.budget else NOTHING.stats
+        planned = replace(output, budget=replace(NOTHING, stats=stats))
         self.mergefile = replace(self.mergefile, outputs={**self.mergefile.outputs, output.name: planned})
         plans = make_plans(
             self.mergefile, [planned], self._operators, open_sources(self.mergefile, [planned]), self._geometry

@@ -64,17 +64,23 @@ def _numbered(reading: Reading, experts: Sequence[str]) -> tuple[list[Place], An
 
     tensors = {tensor.name: tensor for tensor in reading.plan.tensors}
     named = [tensors[name] for name in reading.tensors]
-    many = len({match["stack"] for tensor in named if (match := _layered(tensor))}) > 1
+    modules = modules_of(named)
     numbers: dict[Place, int] = {}
     parts = []
     for tensor, measured in zip(named, reading.order.tensors, strict=True):
         sources = [expert.source for expert in reading.plan.parts[tensor.part].experts]
-        module = module_of(tensor, with_stack=many)
+        module = modules[tensor.name]
         own = [
             numbers.setdefault((tensor.layer, module, experts.index(source)), len(numbers)) for source in sources
         ]
         parts.append(np.tile(np.asarray(own, np.int64), measured.norms.shape[1]))
     return list(numbers), np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def modules_of(tensors: Sequence[TensorPlan]) -> dict[str, str]:
+    """Return by tensor name the module of each of these tensors, with the stack where there are several."""
+    many = len({match["stack"] for tensor in tensors if (match := _layered(tensor))}) > 1
+    return {tensor.name: module_of(tensor, with_stack=many) for tensor in tensors}
 
 
 def module_of(tensor: TensorPlan, *, with_stack: bool = False) -> str:

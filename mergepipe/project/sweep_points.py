@@ -13,7 +13,7 @@ from mergepipe.project.sweep_report import Distance, LostTensor, MeasuredDeviati
 if TYPE_CHECKING:
     from mergepipe.engine.deviation import Comparison, Deviation
     from mergepipe.plan.bounds import ErrorBound
-    from mergepipe.plan.budget import Selection
+    from mergepipe.plan.selection import Selection
 
 LOSSES = 10
 

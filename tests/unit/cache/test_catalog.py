@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from mergepipe.cache import database
-from mergepipe.cache.catalog import Catalog, Published, Result, SourceFile, StagedTensor, TensorDigests
+from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout
+from mergepipe.cache.records import Published, Result, SourceFile, StagedTensor, TensorDigests
 from mergepipe.errors import CacheError, StorageError
 from mergepipe.fsio.identity import COARSE_GRANULARITY_NS, FINE_GRANULARITY_NS, FileIdentity
 
@@ -241,12 +242,6 @@ def test_what_was_published_is_known_by_directory(catalog, tmp_path):
     assert catalog.published(tmp_path / "project/build/n") is None
 
 
-@pytest.mark.parametrize(("moved", "kept"), [(10**7, 10**7 / 2), (10, None)])
-def test_only_builds_that_moved_enough_say_something_about_speed(catalog, moved, kept):
-    catalog.record_throughput(moved, 2.0)
-    assert catalog.throughput() == kept
-
-
 # --- transactions and files ---------------------------------------------------------------------------------------
 
 
@@ -277,7 +272,7 @@ def test_a_reader_of_a_missing_catalog_finds_nothing_and_makes_nothing(tmp_path)
     catalog = Catalog(CacheLayout(tmp_path / "cache"), 64, create=False)
     assert catalog.result(b"k" * 32) is None
     assert catalog.tensor_digests(file_at(tmp_path / "x")) == {}
-    assert (catalog.count("packs"), catalog.throughput(), catalog.pack_names()) == (0, None, ())
+    assert (catalog.count("packs"), catalog.count("measured"), catalog.pack_names()) == (0, 0, ())
     catalog.close()
     assert list(tmp_path.iterdir()) == []
 

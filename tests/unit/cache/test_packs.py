@@ -6,9 +6,10 @@ import pytest
 from support.checkpoints import random_tensors, write_safetensors
 from support.projects import TINY
 
-from mergepipe.cache.catalog import Catalog, Result
+from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.packs import PackStore, hash_shard
+from mergepipe.cache.records import Result
 from mergepipe.errors import StorageError
 from mergepipe.fsio.identity import FileIdentity
 

@@ -200,3 +200,89 @@ def test_a_file_of_an_output_that_is_forgotten_can_be_made_known_again(catalog, 
     assert index.digest("stage") is None
     index.add_known("stage", checkpoint, digests, blocks)
     assert index.digest("stage") == source_digest(digests.items())
+
+
+# --- tensors that are not read whole ------------------------------------------------------------------------------
+
+
+def digests(*names):
+    return b"".join(blake3(name.encode()).digest() for name in names)
+
+
+def test_samples_and_single_blocks_are_known_to_the_next_run_and_pin_the_tensor(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    info = checkpoints["e1"].tensors["a"]  # four blocks
+    levels = bytes([255, 0, 0, 255])
+    assert index.samples("e1", info) is None
+    assert index.pins("e1", info, levels) is None
+    index.settle(["e1"])
+    index.add_samples("e1", info, digests("s0", "s1", "s2", "s3"))
+    assert index.pins("e1", info, levels) is None  # the blocks that are read are not known yet
+    index.add_blocks("e1", info, digests("b0") + bytes(64) + digests("b3"))
+    index.flush()
+    again, _ = index_of(catalog, e1=folder)
+    assert again.pins("e1", info, levels) == digests("b0", "s1", "s2", "b3")
+    assert again.pins("e1", info, bytes([255, 255, 0, 0])) is None
+    assert again.tensor("e1", info) is None
+    assert again.partial("e1", info, levels) != again.partial("e1", info, bytes(4))
+
+
+def test_blocks_that_were_read_before_are_not_forgotten(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    info = checkpoints["e1"].tensors["a"]
+    index.settle(["e1"])
+    index.add_samples("e1", info, digests("s0", "s1", "s2", "s3"))
+    index.add_blocks("e1", info, digests("b0") + bytes(96))
+    index.add_blocks("e1", info, bytes(96) + digests("b3"))
+    assert index.read_blocks("e1", info) == digests("b0") + bytes(64) + digests("b3")
+
+
+def test_a_tensor_that_was_read_whole_gives_every_block(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    info = checkpoints["e1"].tensors["a"]
+    read(index, checkpoints, "e1", "a")
+    index.add_samples("e1", info, digests("s0", "s1", "s2", "s3"))
+    blocks = index.blocks("e1", info)
+    expected = blocks[:32] + digests("s1") + blocks[64:96] + digests("s3")
+    assert index.pins("e1", info, bytes([255, 0, 255, 0])) == expected
+
+
+def test_a_fingerprint_needs_samples_of_every_tensor_and_follows_from_them_alone(catalog, folder, tmp_path):
+    index, checkpoints = index_of(catalog, e1=folder)
+    tensors = checkpoints["e1"].tensors
+    index.settle(["e1"])
+    index.add_samples("e1", tensors["a"], digests("s0", "s1", "s2", "s3"))
+    assert index.fingerprint("e1") is None
+    assert [info.name for info in index.unsampled("e1")] == ["b"]
+    index.add_samples("e1", tensors["b"], digests("t0"))
+    fingerprint = index.fingerprint("e1")
+    whole = write_checkpoint(tmp_path / "whole", random_tensors(0, SHAPES))
+    other, found = index_of(catalog, e1=whole)
+    other.settle(["e1"])
+    for name, samples in (("b", digests("t0")), ("a", digests("s0", "s1", "s2", "s3"))):
+        other.add_samples("e1", found["e1"].tensors[name], samples)
+    assert other.fingerprint("e1") == fingerprint
+    other.add_samples("e1", found["e1"].tensors["b"], digests("t1"))
+    assert other.fingerprint("e1") != fingerprint
+
+
+def test_a_file_that_changed_takes_its_samples_along(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    info = checkpoints["e1"].tensors["a"]
+    index.settle(["e1"])
+    index.add_samples("e1", info, digests("s0", "s1", "s2", "s3"))
+    index.flush()
+    index.forget(checkpoints["e1"].files[info.file].path)
+    assert index.samples("e1", info) is None
+    assert index_of(catalog, e1=folder)[0].samples("e1", info) is None
+
+
+def test_a_damaged_row_of_samples_counts_as_absent(catalog, folder):
+    index, checkpoints = index_of(catalog, e1=folder)
+    info = checkpoints["e1"].tensors["a"]
+    index.settle(["e1"])
+    index.add_samples("e1", info, digests("s0", "s1", "s2", "s3"))
+    index.flush()
+    with catalog.transaction() as db:
+        db.execute("UPDATE samples SET samples = ?", (digests("x", "s1", "s2", "s3"),))
+    assert index_of(catalog, e1=folder)[0].samples("e1", info) is None

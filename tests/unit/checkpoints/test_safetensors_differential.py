@@ -10,6 +10,7 @@ import struct
 import tempfile
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize, safe_open
@@ -200,9 +201,16 @@ def test_valid_headers_mean_the_same(described):
     compare(content)
 
 
-@settings(QUICK, max_examples=1200)
+@settings(QUICK, max_examples=400)
 @given(files())
 def test_mutated_files_get_the_verdict_of_the_library(content):
+    compare(content)
+
+
+@pytest.mark.slow
+@settings(QUICK, max_examples=4000)
+@given(files())
+def test_many_mutated_files_get_the_verdict_of_the_library(content):
     compare(content)
 
 

@@ -40,7 +40,7 @@ def project(tmp_path):
 
 
 def test_the_estimate_grows_with_workers_and_shrinks_with_the_limit(project):
-    found = plan(project)
+    found = [plan(project)]
     assert peak_memory(found, 1, None) < peak_memory(found, 4, None)
     assert peak_memory(found, 4, 4096) < peak_memory(found, 4, None)
     assert peak_memory(found, 4, 1) == peak_memory(found, 4, 2)

@@ -35,4 +35,4 @@ def test_the_problems_come_in_the_order_of_the_file():
         load_mergefile(GOLDEN / "mistakes.toml", SIGNATURES)
     lines = [error.facts["line"] for error in caught.value.errors]
     assert lines == sorted(lines)
-    assert len(lines) > 60
+    assert len(lines) >= 60

@@ -125,7 +125,7 @@ def test_a_file_without_a_document_is_empty(text):
     assert "is empty" in fails(text).message
 
 
-@pytest.mark.parametrize("text", ["[" * 5000, "[" * 5000 + "]" * 5000, "- " * 5000, "{a: " * 3000 + "1" + "}" * 3000])
+@pytest.mark.parametrize("text", ["[" * 2000, "[" * 2000 + "]" * 2000, "- " * 2000, "{a: " * 1500 + "1" + "}" * 1500])
 def test_deep_nesting_is_an_error(text):
     assert "nested too deeply" in fails(text).message
 

@@ -114,12 +114,6 @@ def test_an_output_that_is_not_published_takes_no_directory():
     ("body", "key_path", "what", "feature"),
     [
         (
-            LINEAR + 'base = "base"\n[outputs.m.budget]\nexpert_reads = "25%"\nstats = "sample"\n',
-            "outputs.m.budget.stats",
-            '`stats = "sample"`',
-            "stats",
-        ),
-        (
             LINEAR + 'base = "base"\nbudget.expert_reads = "2 GiB"\nbudget.precision = "levels"\n',
             "outputs.m.budget.precision",
             '`precision = "levels"`',

@@ -137,7 +137,8 @@ def test_buffers_cost_no_expert_bytes(project):
 
 def test_the_report_of_a_plan_says_what_each_expert_costs(project):
     planned = project.open().plan().outputs["m"]
-    assert planned.experts == {"e1": 4 * 582, "e2": 4 * 582}
+    assert {name: expert.full for name, expert in planned.experts.items()} == {"e1": 4 * 582, "e2": 4 * 582}
+    assert planned.as_json()["expert_bytes"]["by_expert"] == {"e1": 4 * 582, "e2": 4 * 582}
     assert planned.tensors == 3
     assert planned.output_bytes == sum(shard.size for shard in plan(project).layout.shards)
     assert planned.as_json()["estimate"]["peak_memory_bytes"] > 0

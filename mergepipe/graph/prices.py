@@ -1,0 +1,129 @@
+"""What reading each block of the experts costs, and which of them are the same: a budget's view of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mergepipe.digest import DIGEST_SIZE
+from mergepipe.graph.blocks import TensorRecipe
+from mergepipe.plan.values import InputRef, TensorPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mergepipe.operators.influence import Influence
+    from mergepipe.plan.budget import BudgetTensor
+
+    Array = np.ndarray[Any, Any]
+
+
+def compared_slots(tensor: TensorPlan) -> tuple[int, ...]:
+    """Return the slots of the experts that are inputs, by name: their order in the Mergefile is nothing to measure."""
+    named = [(ref.source, ref.info.name, slot) for slot, ref in enumerate(tensor.slots) if slot and ref is not None]
+    return tuple(slot for _, _, slot in sorted(named))
+
+
+def whole_tensor(
+    recipe: TensorRecipe,
+    squares: Array,
+    gram: Array,
+    influence: Influence,
+    *,
+    costs: Array,
+    same: Array | None = None,
+    errors: Array | None = None,
+) -> BudgetTensor:
+    """Return what a budget is planned from, of numbers that were measured or estimated.
+
+    Parameters
+    ----------
+    squares
+        Of the norms of the deltas, float64 ``(experts, blocks)``; ``errors`` are their standard errors, if they have
+        any.
+    gram
+        Over the whole tensor, float64 ``(experts + 1, experts + 1)``, the base first.
+    costs, same
+        As in `BudgetTensor`.
+    """
+    import numpy as np
+
+    from mergepipe.plan.bounds import update_norm
+    from mergepipe.plan.budget import BudgetTensor
+
+    with np.errstate(all="ignore"):
+        norms = np.sqrt(squares)
+        base = float(np.sqrt(gram[0, 0]))
+    norms[np.isnan(norms)] = np.inf  # infinities and NaN, which `non_finite` allows, are read first
+    update = None
+    if influence.combination is not None and np.isfinite(gram).all():
+        update = update_norm(influence.combination, gram)
+    return BudgetTensor(
+        norms=norms,
+        costs=costs,
+        influence=influence,
+        same=same,
+        update=update,
+        base=base if np.isfinite(base) else None,
+        errors=errors,
+    )
+
+
+def block_costs(recipe: TensorRecipe) -> Array:
+    """Return what reading each block of each expert takes in bytes, whatever it holds: int64 ``(experts, blocks)``.
+
+    The factors of an adapter are free; what its deltas are added to is not, where that is an expert.
+    """
+    import numpy as np
+
+    tensor, blocks = recipe.tensor, recipe.facts.blocks
+    costs = np.zeros((len(tensor.experts), blocks), np.int64)
+    for expert, ref in enumerate(tensor.experts):
+        stored = None if ref is None else _read_ref(tensor, ref)
+        if stored is None:
+            continue
+        grid = stored.grid(recipe.geometry)
+        count = min(blocks, grid.count)
+        costs[expert, :count] = grid.block_rows * grid.row_bytes
+        if count:
+            start, stop = grid.byte_range(count - 1)
+            costs[expert, count - 1] = stop - start
+    return costs
+
+
+def first_equal(recipe: TensorRecipe, known: Sequence[bytes | None]) -> Array:
+    """Return which expert's block is the first with the same content at the same place, ``(experts, blocks)``.
+
+    -1 stands for the base: a zero delta. An expert that is not read, or lacks the block, is its own.
+    """
+    import numpy as np
+
+    tensor, blocks = recipe.tensor, recipe.facts.blocks
+    first = np.repeat(np.arange(len(tensor.experts))[:, None], blocks, axis=1)
+    earlier: list[tuple[int, str, Array]] = []
+    if tensor.base is not None and known[0] is not None:
+        earlier.append((-1, tensor.base.info.dtype, _digest_rows(known[0], blocks)))
+    for expert, ref in enumerate(tensor.experts):
+        if ref is None or ref.lora is not None or _read_ref(tensor, ref) is None:
+            continue
+        rows = _digest_rows(known[expert + 1], blocks)
+        for number, dtype, other in reversed(earlier):  # the first one is written last
+            if dtype == ref.info.dtype:
+                count = min(len(rows), len(other))
+                first[expert, :count][(rows[:count] == other[:count]).all(axis=1)] = number
+        earlier.append((expert, ref.info.dtype, rows))
+    return first
+
+
+def _digest_rows(packed: bytes | None, blocks: int) -> Array:
+    """Return packed digests as rows of numbers, ``(blocks, 4)``, as far as there are any."""
+    import numpy as np
+
+    rows = np.frombuffer(packed or b"", np.uint64).reshape(-1, DIGEST_SIZE // 8)
+    return rows[:blocks]
+
+
+def _read_ref(tensor: TensorPlan, ref: InputRef) -> InputRef | None:
+    """Return the stored tensor whose blocks are read for an expert and paid for; None where that is nothing."""
+    stored = ref if ref.lora is None else ref.lora.on
+    return stored if stored is not None and tensor.is_expert(stored) else None
