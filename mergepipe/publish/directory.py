@@ -26,9 +26,11 @@ from mergepipe.fsio.identity import FileIdentity
 from mergepipe.fsio.links import copy_file, place_file
 from mergepipe.fsio.locks import directory_lock
 from mergepipe.fsio.swap import has_leftovers, recover_swap, staging_path, swap_in
+from mergepipe.publish.card import own_files
 
 MANIFEST = "mergepipe.json"
 INDEX = "model.safetensors.index.json"
+SIGNATURE = "model.sig"  # signs the very files beside it, so it goes when they do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,7 @@ def check_collisions(target: Path, names: Iterable[str], *, force: bool) -> tupl
     owned = owned_files(target)
     if owned is None:
         return ()
-    strays = {name for name in os.listdir(target) if _is_weight_name(name)}
+    strays = {name for name in os.listdir(target) if is_weight_name(name)}
     taken = [name for name in sorted({*names, *strays}) if name not in owned and os.path.lexists(target / name)]
     if taken and not force:
         raise PublishError(
@@ -134,7 +136,7 @@ def check_collisions(target: Path, names: Iterable[str], *, force: bool) -> tupl
     return tuple(taken)
 
 
-def _is_weight_name(name: str) -> bool:
+def is_weight_name(name: str) -> bool:
     """Return whether loaders of a model folder look for weights under this name."""
     return name in ("model.safetensors", INDEX) or fnmatch.fnmatchcase(name, "model-*-of-*.safetensors")
 
@@ -152,9 +154,8 @@ def claim(target: Path, files: PublishedFiles) -> None:
     if not target.is_dir() or owned_files(target) is not None:
         return
     if any(FileIdentity.at(target / file.name) == file.identity for file in files):
-        record = {"version": 0, "files": [file.name for file in files]}
         try:
-            write_file(target / MANIFEST, msgspec.json.encode(record))
+            write_file(target / MANIFEST, msgspec.json.encode({"version": 0, "files": [file.name for file in files]}))
         except OSError as error:
             fail_storage(error, target / MANIFEST, "write")
 
@@ -168,7 +169,7 @@ def owned_files(target: Path) -> tuple[str, ...] | None:
         If the record that says so is there and cannot be read: it decides whose files are whose.
     """
     try:
-        return msgspec.json.decode((target / MANIFEST).read_bytes(), type=_Owned).files
+        return own_files(target, msgspec.json.decode((target / MANIFEST).read_bytes(), type=_Owned).files)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
     except OSError as error:
@@ -279,7 +280,7 @@ def _keep_user_files(previous: Path, staged: Path, contents: Contents, *, force:
     """
     foreign = owned_files(previous) is None
     for name in _foreign(previous):
-        is_weights = _is_weight_name(name) or (foreign and "/" not in name and name.endswith(".safetensors"))
+        is_weights = is_weight_name(name) or (foreign and "/" not in name and name.endswith(".safetensors"))
         if force and is_weights:
             continue
         target = staged / name
@@ -291,7 +292,7 @@ def _keep_user_files(previous: Path, staged: Path, contents: Contents, *, force:
 
 def _foreign(directory: Path) -> Iterable[str]:
     """Yield the relative names of all files, links and empty folders that mergepipe did not put there."""
-    owned = set(owned_files(directory) or ()) | {MANIFEST}
+    owned = set(owned_files(directory) or ()) | {MANIFEST, SIGNATURE}
     for folder, folders, files in os.walk(directory):
         links = [name for name in folders if Path(folder, name).is_symlink()]
         for name in sorted([*files, *links]):
@@ -326,7 +327,7 @@ def _rescue(retired: Path, target: Path, *, weights: bool) -> None:
     if retired.is_symlink() or not retired.is_dir() or owned_files(retired) is None:
         return
     for name in _foreign(retired):
-        if not os.path.lexists(target / name) and (weights or not _is_weight_name(name)):
+        if not os.path.lexists(target / name) and (weights or not is_weight_name(name)):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (retired / name).rename(target / name)
 
