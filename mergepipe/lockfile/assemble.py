@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mergepipe._version import __version__
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.checkpoint import Checkpoint
-from mergepipe.digest import DIGEST_SIZE, digest_at, source_digest
+from mergepipe.digest import digest_at, source_digest
 from mergepipe.dtypes import DTYPES
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.graph.blocks import TensorRecipe, plan_block
-from mergepipe.graph.inputs import slot_blocks
-from mergepipe.lockfile.manifest import truncate_digests
-from mergepipe.lockfile.manifest_records import (
-    OUTPUT_KEY,
-    Manifest,
-    ManifestInput,
-    ManifestTensor,
-    ParameterSet,
-    RunFacts,
-)
+from mergepipe.graph.inputs import slot_blocks, source_pin
 from mergepipe.lockfile.records import (
     UNKNOWN_DIGEST,
     LockedExpert,
@@ -36,9 +26,9 @@ from mergepipe.lockfile.records import (
     LockedSource,
     LockedTensor,
 )
-from mergepipe.mergefile.schema import ExpertRef, Mergefile, Rule, Source
+from mergepipe.mergefile.schema import ExpertRef, Rule, Source
 from mergepipe.plan.parts import Part
-from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 
 FULL_BUDGET = "full"
 EXACT_BOUND: Mapping[str, str | float] = {"kind": "exact", "absolute": 0.0, "relative_to_update": 0.0}
@@ -49,10 +39,9 @@ def locked_source(source: Source, checkpoint: Checkpoint, digest: bytes | None, 
 
     The lock leaves the files out: it must not change when a source is sharded in another way. The manifest has them.
     """
-    location = {"path": source.path, "hub": source.hub, "revision": source.revision, "on": source.on}
     return LockedSource(
         name=source.name,
-        location={key: value for key, value in location.items() if value is not None},
+        location=location(source),
         digest=digest or UNKNOWN_DIGEST,
         tensors=len(checkpoint.stored),
         bytes=checkpoint.nbytes,
@@ -60,8 +49,17 @@ def locked_source(source: Source, checkpoint: Checkpoint, digest: bytes | None, 
     )
 
 
-def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex) -> LockedOutput:
-    """Return an output's record without results: everything that is known before the merge."""
+def location(source: Source) -> dict[str, str]:
+    """Return where a source is, as declared."""
+    facts = {"path": source.path, "hub": source.hub, "revision": source.revision, "on": source.on}
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex | None) -> LockedOutput:
+    """Return an output's record without results: everything that is known before the merge.
+
+    Without an index the digests of its sources stay unknown.
+    """
     output = plan.output
     return LockedOutput(
         name=output.name,
@@ -77,7 +75,7 @@ def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex)
         rules=tuple(_rule(rule) for rule in output.rules),
         budget=FULL_BUDGET if output.budget is None else output.budget.text(),
         write=_write(plan, tokenizer),
-        sources={source: index.digest(source) or UNKNOWN_DIGEST for source in plan.sources},
+        sources={source: (index and source_pin(plan, source, index)) or UNKNOWN_DIGEST for source in plan.sources},
         expert_bytes_full=plan.expert_bytes,
         expert_bytes_planned=plan.planned_bytes,
         bound=_bound(plan),
@@ -232,74 +230,6 @@ _DECLARED = (
 )  # fmt: skip
 
 
-def manifest(
-    locked: LockedOutput,
-    finished: FinishedOutput,
-    index: SourceIndex,
-    mergefile: Mergefile,
-    files: tuple[str, ...],
-    counts: Mapping[str, ContentCounts],
-) -> Manifest:
-    """Return the record that goes into the output directory.
-
-    Parameters
-    ----------
-    files
-        Every file that is put there, the manifest among them.
-    """
-    plan = finished.plan
-    blocks = {tensor.name: tensor.block_digests for tensor in finished.tensors}
-    return Manifest(
-        mergepipe=__version__,
-        geometry=plan.geometry.id,
-        output=locked,
-        sources=tuple(
-            _manifest_source(name, checkpoint, index, mergefile) for name, checkpoint in plan.sources.items()
-        ),
-        tensors=tuple(_manifest_tensor(tensor, blocks[tensor.name], index) for tensor in plan.tensors),
-        shard_tensors=tuple(tuple(slot.name for slot in shard.shard.tensors) for shard in finished.shards),
-        files=files,
-        decisions=plan.decisions,
-        run=_run_facts(plan, finished.meter, counts),
-    )
-
-
-def _manifest_source(name: str, checkpoint: Checkpoint, index: SourceIndex, mergefile: Mergefile) -> LockedSource:
-    """Return the record of a source with its files; another output of the Mergefile is located by its name."""
-    source, digest = mergefile.sources.get(name), index.digest(name)
-    if source is not None:
-        return locked_source(source, checkpoint, digest, files=True)
-    record = locked_source(Source(name=name, path=""), checkpoint, digest, files=True)
-    return replace(record, location={OUTPUT_KEY: name})
-
-
-def _manifest_tensor(tensor: TensorPlan, blocks: bytes, index: SourceIndex) -> ManifestTensor:
-    return ManifestTensor(
-        name=tensor.name,
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        decision=tensor.decision.value,
-        parameters=ParameterSet(params=dict(tensor.params.values), experts=tensor.params.experts),
-        inputs=tuple(
-            _manifest_input(tensor.name, ref, index) for slot in tensor.slots if slot is not None for ref in slot.stored
-        ),
-        blocks=blocks,
-        levels=None if tensor.access is None else tensor.access.matrix(len(blocks) // DIGEST_SIZE),
-    )
-
-
-def _manifest_input(name: str, slot: InputRef, index: SourceIndex) -> ManifestInput:
-    digest, blocks = index.tensor(slot.source, slot.info), index.blocks(slot.source, slot.info)
-    assert digest is not None, "every input of a finished tensor is known"
-    assert blocks is not None, "every input of a finished tensor is known"
-    return ManifestInput(
-        source=slot.source,
-        digest=digest,
-        blocks=truncate_digests(blocks),
-        tensor=None if slot.info.name == name else slot.info.name,
-    )
-
-
 def block_facts(plan: OutputPlan, meter: Meter) -> dict[str, int]:
     """Return the counts of output blocks by what became of them."""
     return {"total": plan.blocks, "computed": meter.computed, "cached": meter.cached, "copied": meter.copied}
@@ -317,14 +247,3 @@ def expert_block_facts(counts: Mapping[str, ContentCounts], meter: Meter) -> dic
         "zero": sum(count.zero for count in counts.values()),
         "shared": sum(count.shared for count in counts.values()) + meter.borrowed,
     }
-
-
-def _run_facts(plan: OutputPlan, meter: Meter, counts: Mapping[str, ContentCounts]) -> RunFacts:
-    return RunFacts(
-        expert_bytes_read=meter.expert_bytes,
-        base_bytes_read=meter.base_bytes,
-        index_bytes_read=meter.index_bytes,
-        bytes_written=meter.written,
-        blocks=block_facts(plan, meter),
-        expert_blocks=expert_block_facts(counts, meter),
-    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -11,33 +12,50 @@ from mergepipe.digest import format_digest, parse_digest
 from mergepipe.errors import InternalError
 from mergepipe.lockfile import manifest_records as records
 from mergepipe.lockfile import wire
-from mergepipe.lockfile.records import (
-    BOUND_KEYS,
-    LockedExpert,
-    LockedFile,
-    LockedOutput,
-    LockedRule,
-    LockedShard,
-    LockedSideFile,
-    LockedSlice,
-    LockedSource,
-    LockedTensor,
+from mergepipe.lockfile.checksum import with_checksum
+from mergepipe.lockfile.convert_output import (
+    bound_to_wire,
+    check_finite,
+    declared_from_wire,
+    output_to_wire,
+    side_file_from_wire,
+    side_file_to_wire,
+    source_from_wire,
+    source_to_wire,
 )
-from mergepipe.signatures import ParamValue, Scalar
+from mergepipe.lockfile.records import LockedOutput, LockedShard, LockedTensor
+from mergepipe.signatures import Scalar
+
+WireTensor = wire.Tensor | wire.StageTensor
 
 
 def encode(manifest: records.Manifest) -> bytes:
-    """Return the JSON text of a manifest: the small parts indented, one line per tensor."""
-    wired = to_wire(manifest)
+    """Return the JSON text of a manifest: the small parts indented, one line per tensor, the checksum at the end."""
+    body = _object(to_wire(manifest), "  ", {"stages": lambda stages: _list(stages, "    ")})
+    return with_checksum(body + b",\n")
+
+
+def _object(wired: msgspec.Struct, indent: str, special: Mapping[str, Callable[[Any], bytes]]) -> bytes:
+    """Return the fields of an object, each on lines of its own; those of a tensor stay on one line."""
+    start = indent.encode()
     parts = []
     for field in wired.__struct_fields__:
         value = getattr(wired, field)
         if field == "tensors" and value:
-            body = b"[\n    " + b",\n    ".join(map(msgspec.json.encode, value)) + b"\n  ]"
+            lines = b",\n  ".join(start + msgspec.json.encode(tensor) for tensor in value)
+            body = b"[\n  " + lines + b"\n" + start + b"]"
+        elif field in special and value:
+            body = special[field](value)
         else:
-            body = msgspec.json.format(msgspec.json.encode(value), indent=2).replace(b"\n", b"\n  ")
-        parts.append(b'  "' + field.encode() + b'": ' + body)
-    return b"{\n" + b",\n".join(parts) + b"\n}\n"
+            body = msgspec.json.format(msgspec.json.encode(value), indent=2).replace(b"\n", b"\n" + start)
+        parts.append(start + b'"' + field.encode() + b'": ' + body)
+    return b"{\n" + b",\n".join(parts)
+
+
+def _list(stages: Sequence[wire.Stage], indent: str) -> bytes:
+    start = indent.encode()
+    objects = (start + _object(stage, indent + "  ", {}) + b"\n" + start + b"}" for stage in stages)
+    return b"[\n" + b",\n".join(objects) + b"\n" + start[2:] + b"]"
 
 
 def to_wire(manifest: records.Manifest) -> wire.Manifest:
@@ -49,114 +67,57 @@ def to_wire(manifest: records.Manifest) -> wire.Manifest:
         If a number is not finite: JSON has no such numbers. If the output is not published.
     """
     output = manifest.output
+    if output.path is None:
+        raise InternalError(f"output `{output.name}` is not published, so it has no manifest")
     parameters = _ParameterTable()
+    stated: set[bytes] = set()
     locked = zip(manifest.tensors, output.tensors, strict=True)
-    tensors = [_tensor_to_wire(tensor, result, parameters) for tensor, result in locked]
+    tensors = [_tensor_to_wire(tensor, result, parameters, stated) for tensor, result in locked]
+    stages = [_stage_to_wire(stage, parameters, stated) for stage in manifest.stages]
     shards = zip(output.shards, manifest.shard_tensors, strict=True)
     return wire.Manifest(
         version=records.MANIFEST_VERSION,
         mergepipe=manifest.mergepipe,
         geometry=manifest.geometry,
-        output=_output_to_wire(output),
+        output=output_to_wire(output),
         digest=format_digest(output.digest),
         expert_bytes=wire.ExpertBytes(full=output.expert_bytes_full, planned=output.expert_bytes_planned),
-        bound=_bound_to_wire(output.bound),
-        sources=[_source_to_wire(source) for source in manifest.sources],
+        bound=bound_to_wire(output.bound),
+        sources=list(map(source_to_wire, manifest.sources)),
+        places=[wire.Place(name=place.name, location=_sorted(place.location)) for place in manifest.places],
+        operators=_sorted(manifest.operators),
         shards=[
             wire.Shard(name=shard.name, digest=format_digest(shard.digest), bytes=shard.bytes, tensors=list(names))
             for shard, names in shards
         ],
-        side_files=[wire.SideFile(name=file.name, digest=format_digest(file.digest)) for file in output.side_files],
+        side_files=list(map(side_file_to_wire, output.side_files)),
+        generated=list(map(side_file_to_wire, manifest.generated)),
         files=list(manifest.files),
         decisions=list(manifest.decisions),
         run=_run_to_wire(manifest.run),
         parameters=parameters.sets,
+        stages=stages,
         tensors=tensors,
     )
 
 
-def _output_to_wire(output: LockedOutput) -> wire.Output:
-    if output.path is None:
-        raise InternalError(f"output `{output.name}` is not published, so it has no manifest")
-    return wire.Output(
-        name=output.name,
-        path=output.path,
-        operator=output.operator,
-        operator_version=output.operator_version,
-        numerics=output.numerics,
-        base=output.base,
-        experts=list(map(_expert_to_wire, output.experts)),
-        params=_params_to_wire(output.params),
-        slices=list(map(_slice_to_wire, output.slices)),
-        rules=list(map(_rule_to_wire, output.rules)),
-        budget=output.budget,
-        write={key: output.write[key] for key in sorted(output.write)},
-        sources={name: format_digest(output.sources[name]) for name in sorted(output.sources)},
-        code={name: format_digest(output.code[name]) for name in sorted(output.code)},
-    )
+def _sorted(texts: Mapping[str, str]) -> dict[str, str]:
+    return {key: texts[key] for key in sorted(texts)}
 
 
-def _expert_to_wire(expert: LockedExpert) -> wire.Expert:
-    layers = msgspec.UNSET if expert.layers is None else expert.layers
-    return wire.Expert(source=expert.source, layers=layers, params=_params_to_wire(expert.params))
-
-
-def _slice_to_wire(part: LockedSlice) -> wire.Slice:
-    return wire.Slice(
-        layers=part.layers,
-        operator=part.operator,
-        operator_version=part.operator_version,
-        base=part.base,
-        base_layers=part.base_layers,
-        experts=list(map(_expert_to_wire, part.experts)),
-        params=_params_to_wire(part.params),
-        rules=list(map(_rule_to_wire, part.rules)),
-    )
-
-
-def _rule_to_wire(rule: LockedRule) -> wire.Rule:
-    return wire.Rule(
-        match=list(rule.match),
-        layers=rule.layers,
-        params=_params_to_wire(rule.params),
-        experts={name: _params_to_wire(rule.experts[name]) for name in sorted(rule.experts)},
-    )
-
-
-def _params_to_wire(params: Mapping[str, ParamValue]) -> dict[str, wire.WireParam]:
-    return {key: _param_to_wire(params[key]) for key in sorted(params)}
-
-
-def _param_to_wire(value: ParamValue) -> wire.WireParam:
-    for number in value if isinstance(value, tuple) else (value,):
-        _check_finite(number)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _check_finite(value: Scalar) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InternalError(f"{value} cannot be written into a manifest")
-
-
-def _bound_to_wire(bound: Mapping[str, str | float]) -> wire.Bound:
-    unknown = sorted(set(bound) - set(BOUND_KEYS))
-    if unknown:
-        raise InternalError(f"a bound has unknown keys: {', '.join(unknown)}")
-    wired = wire.Bound()
-    for key, value in bound.items():
-        _check_finite(value)
-        setattr(wired, key, value if key == "kind" else float(value))
-    return wired
-
-
-def _source_to_wire(source: LockedSource) -> wire.Source:
-    return wire.Source(
-        name=source.name,
-        location={key: source.location[key] for key in sorted(source.location)},
-        digest=format_digest(source.digest),
-        tensors=source.tensors,
-        bytes=source.bytes,
-        files=[wire.File(name=file.name, bytes=file.bytes) for file in source.files],
+def _stage_to_wire(stage: records.ManifestStage, parameters: _ParameterTable, stated: set[bytes]) -> wire.Stage:
+    output = stage.output
+    tensors = []
+    for tensor, locked in zip(stage.tensors, output.tensors, strict=True):
+        facts = _tensor_facts(tensor, locked, parameters)
+        tensors.append(wire.StageTensor(**facts, inputs=_inputs_to_wire(tensor.inputs, stated, again=False)))
+    return wire.Stage(
+        output=output_to_wire(output),
+        digest=format_digest(output.digest) if output.digest else None,
+        expert_bytes=wire.ExpertBytes(full=output.expert_bytes_full, planned=output.expert_bytes_planned),
+        bound=bound_to_wire(output.bound),
+        sources=list(map(source_to_wire, stage.sources)),
+        tensors=tensors,
     )
 
 
@@ -198,31 +159,56 @@ class _ParameterTable:
 
 def _scalars_to_wire(params: Mapping[str, Scalar]) -> dict[str, Scalar]:
     for value in params.values():
-        _check_finite(value)
+        check_finite(value)
     return {key: params[key] for key in sorted(params)}
 
 
-def _tensor_to_wire(tensor: records.ManifestTensor, locked: LockedTensor, parameters: _ParameterTable) -> wire.Tensor:
-    return wire.Tensor(
-        name=tensor.name,
-        dtype=tensor.dtype,
-        shape=list(tensor.shape),
-        digest=format_digest(locked.digest),
-        expert_blocks=wire.ExpertBlocks(read=locked.read, total=locked.total),
-        decision=tensor.decision,
-        parameters=parameters.index(tensor.parameters),
-        access="full" if tensor.levels is None else wire.Levels(levels=tensor.levels),
-        blocks=tensor.blocks,
-        inputs=[
+def _tensor_facts(tensor: records.ManifestTensor, locked: LockedTensor, parameters: _ParameterTable) -> dict[str, Any]:
+    """Return what is said of a tensor of an output and of a stage alike."""
+    return {
+        "name": tensor.name,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "digest": format_digest(locked.digest),
+        "expert_blocks": wire.ExpertBlocks(read=locked.read, total=locked.total),
+        "decision": tensor.decision,
+        "parameters": parameters.index(tensor.parameters),
+        "access": "full" if tensor.levels is None else wire.Levels(levels=tensor.levels),
+    }
+
+
+def _tensor_to_wire(
+    tensor: records.ManifestTensor, locked: LockedTensor, parameters: _ParameterTable, stated: set[bytes]
+) -> wire.Tensor:
+    facts = _tensor_facts(tensor, locked, parameters)
+    inputs = _inputs_to_wire(tensor.inputs, stated, again=True)
+    return wire.Tensor(**facts, blocks=tensor.blocks, inputs=inputs)
+
+
+def _inputs_to_wire(inputs: Iterable[records.ManifestInput], stated: set[bytes], *, again: bool) -> list[wire.Input]:
+    """Return the inputs of a tensor.
+
+    Parameters
+    ----------
+    stated
+        The digests of the tensors whose blocks stand before; it grows.
+    again
+        Whether these are written where they stand before.
+    """
+    wired = []
+    for given in inputs:
+        known = not again and (given.digest in stated or not given.blocks)
+        wired.append(
             wire.Input(
-                source=source.source,
-                tensor=msgspec.UNSET if source.tensor is None else source.tensor,
-                digest=format_digest(source.digest),
-                blocks=source.blocks,
+                source=given.source,
+                tensor=msgspec.UNSET if given.tensor is None else given.tensor,
+                digest=format_digest(given.digest),
+                blocks=msgspec.UNSET if known else given.blocks,
             )
-            for source in tensor.inputs
-        ],
-    )
+        )
+        if not known:
+            stated.add(given.digest)
+    return wired
 
 
 def from_wire(wired: wire.Manifest) -> records.Manifest:
@@ -231,19 +217,25 @@ def from_wire(wired: wire.Manifest) -> records.Manifest:
     Raises
     ------
     ValueError
-        If a tensor names a parameter set that is not there.
+        If a tensor names a parameter set that is not there, or an input of the output lacks its blocks.
     """
     sets = [
         records.ParameterSet(params=parameters.params, experts=tuple(parameters.experts))
         for parameters in wired.parameters
     ]
+    stated: dict[str, bytes] = {}
+    tensors = tuple(_tensor_from_wire(tensor, sets, stated) for tensor in wired.tensors)
     return records.Manifest(
         mergepipe=wired.mergepipe,
         geometry=wired.geometry,
         output=_output_from_wire(wired),
-        sources=tuple(map(_source_from_wire, wired.sources)),
-        tensors=tuple(_tensor_from_wire(tensor, sets) for tensor in wired.tensors),
+        sources=tuple(map(source_from_wire, wired.sources)),
+        places=tuple(records.ManifestPlace(name=place.name, location=place.location) for place in wired.places),
+        operators=wired.operators,
+        stages=tuple(_stage_from_wire(stage, sets, stated) for stage in wired.stages),
+        tensors=tensors,
         shard_tensors=tuple(tuple(shard.tensors) for shard in wired.shards),
+        generated=tuple(map(side_file_from_wire, wired.generated)),
         files=tuple(wired.files),
         decisions=tuple(wired.decisions),
         run=records.RunFacts(**msgspec.structs.asdict(wired.run)),
@@ -251,100 +243,52 @@ def from_wire(wired: wire.Manifest) -> records.Manifest:
 
 
 def _output_from_wire(wired: wire.Manifest) -> LockedOutput:
-    output = wired.output
-    return LockedOutput(
-        name=output.name,
-        path=output.path,
-        operator=output.operator,
-        operator_version=output.operator_version,
-        numerics=output.numerics,
-        base=output.base,
-        experts=tuple(map(_expert_from_wire, output.experts)),
-        params=_params_from_wire(output.params),
-        slices=tuple(map(_slice_from_wire, output.slices)),
-        rules=tuple(map(_rule_from_wire, output.rules)),
-        budget=output.budget,
-        write=output.write,
-        sources={name: parse_digest(digest) for name, digest in output.sources.items()},
-        code={name: parse_digest(digest) for name, digest in output.code.items()},
-        expert_bytes_full=wired.expert_bytes.full,
-        expert_bytes_planned=wired.expert_bytes.planned,
-        bound={k: v for k, v in msgspec.structs.asdict(wired.bound).items() if v is not msgspec.UNSET},
-        digest=parse_digest(wired.digest),
+    return dataclasses.replace(
+        declared_from_wire(wired),
         shards=tuple(LockedShard(name=s.name, digest=parse_digest(s.digest), bytes=s.bytes) for s in wired.shards),
-        side_files=tuple(LockedSideFile(name=f.name, digest=parse_digest(f.digest)) for f in wired.side_files),
-        tensors=tuple(
-            LockedTensor(
-                name=tensor.name,
-                digest=parse_digest(tensor.digest),
-                read=tensor.expert_blocks.read,
-                total=tensor.expert_blocks.total,
-            )
-            for tensor in wired.tensors
-        ),
+        side_files=tuple(map(side_file_from_wire, wired.side_files)),
     )
 
 
-def _expert_from_wire(expert: wire.Expert) -> LockedExpert:
-    layers = None if expert.layers is msgspec.UNSET else expert.layers
-    return LockedExpert(source=expert.source, params=_params_from_wire(expert.params), layers=layers)
-
-
-def _slice_from_wire(part: wire.Slice) -> LockedSlice:
-    return LockedSlice(
-        layers=part.layers,
-        operator=part.operator,
-        operator_version=part.operator_version,
-        base=part.base,
-        base_layers=part.base_layers,
-        experts=tuple(map(_expert_from_wire, part.experts)),
-        params=_params_from_wire(part.params),
-        rules=tuple(map(_rule_from_wire, part.rules)),
+def _stage_from_wire(
+    stage: wire.Stage, sets: list[records.ParameterSet], stated: dict[str, bytes]
+) -> records.ManifestStage:
+    return records.ManifestStage(
+        output=declared_from_wire(stage),
+        sources=tuple(map(source_from_wire, stage.sources)),
+        tensors=tuple(_tensor_from_wire(tensor, sets, stated) for tensor in stage.tensors),
     )
 
 
-def _params_from_wire(params: Mapping[str, wire.WireParam]) -> dict[str, ParamValue]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in params.items()}
-
-
-def _rule_from_wire(rule: wire.Rule) -> LockedRule:
-    return LockedRule(
-        match=tuple(rule.match),
-        layers=rule.layers,
-        params=_params_from_wire(rule.params),
-        experts={name: _params_from_wire(params) for name, params in rule.experts.items()},
-    )
-
-
-def _source_from_wire(source: wire.Source) -> LockedSource:
-    return LockedSource(
-        name=source.name,
-        location=source.location,
-        digest=parse_digest(source.digest),
-        tensors=source.tensors,
-        bytes=source.bytes,
-        files=tuple(LockedFile(name=file.name, bytes=file.bytes) for file in source.files),
-    )
-
-
-def _tensor_from_wire(tensor: wire.Tensor, sets: list[records.ParameterSet]) -> records.ManifestTensor:
+def _tensor_from_wire(
+    tensor: WireTensor, sets: list[records.ParameterSet], stated: dict[str, bytes]
+) -> records.ManifestTensor:
     if tensor.parameters is not None and tensor.parameters >= len(sets):
         raise ValueError(f"tensor `{tensor.name}` names parameter set {tensor.parameters} of {len(sets)}")
+    own = tensor.blocks if isinstance(tensor, wire.Tensor) else None
     return records.ManifestTensor(
         name=tensor.name,
         dtype=tensor.dtype,
         shape=tuple(tensor.shape),
         decision=tensor.decision,
         parameters=None if tensor.parameters is None else sets[tensor.parameters],
-        inputs=tuple(
-            records.ManifestInput(
-                source=i.source,
-                digest=parse_digest(i.digest),
-                blocks=i.blocks,
-                tensor=None if i.tensor is msgspec.UNSET else i.tensor,
-            )
-            for i in tensor.inputs
-        ),
-        blocks=tensor.blocks,
+        inputs=tuple(_input_from_wire(given, tensor.name, stated, stage=own is None) for given in tensor.inputs),
+        blocks=b"" if own is None else own,
         levels=None if tensor.access == "full" else tensor.access.levels,
+    )
+
+
+def _input_from_wire(given: wire.Input, tensor: str, stated: dict[str, bytes], *, stage: bool) -> records.ManifestInput:
+    blocks = given.blocks
+    if blocks is msgspec.UNSET:
+        if not stage:
+            raise ValueError(f"tensor `{tensor}`: the block digests of `{given.source}` are missing")
+        blocks = stated.get(given.digest, b"")
+    else:
+        stated.setdefault(given.digest, blocks)
+    return records.ManifestInput(
+        source=given.source,
+        digest=parse_digest(given.digest),
+        blocks=blocks,
+        tensor=None if given.tensor is msgspec.UNSET else given.tensor,
     )

@@ -6,7 +6,8 @@ JSON. What people look at comes first and is indented; then one line per tensor,
 - the block digests of every input tensor, *truncated to their first 16 bytes*, so that a manifest of a 70B model with
   eight experts stays under 100 MB. 128 bits still identify a block; the whole tensor digest stands beside them.
 
-A manifest vouches for itself: a reader checks that blocks, tensors and output hash to the digests that it states.
+A manifest vouches for itself: a reader checks that blocks, tensors and output hash to the digests that it states, and
+that all its bytes have the checksum at its end.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ from typing import TypeVar
 import msgspec
 
 from mergepipe.digest import DIGEST_SIZE, source_digest, tensor_digest
-from mergepipe.dtypes import DTYPES
 from mergepipe.errors import InternalError, LockError
 from mergepipe.lockfile import convert, wire
+from mergepipe.lockfile.checksum import has_checksum
 from mergepipe.lockfile.manifest_records import (
     INPUT_DIGEST_SIZE,
     LEVEL_EXACT,
     LEVEL_OMITTED,
     MANIFEST_VERSION,
-    OUTPUT_KEY,
     Manifest,
     ManifestInput,
+    ManifestPlace,
+    ManifestStage,
     ManifestTensor,
     ParameterSet,
     RunFacts,
 )
-from mergepipe.lockfile.records import LOCATION_KEYS, LockedTensor
+from mergepipe.lockfile.manifest_stages import input_problems, stage_problems
+from mergepipe.lockfile.records import LockedTensor
 
 __all__ = [
     "INPUT_DIGEST_SIZE",
@@ -43,6 +46,8 @@ __all__ = [
     "MANIFEST_VERSION",
     "Manifest",
     "ManifestInput",
+    "ManifestPlace",
+    "ManifestStage",
     "ManifestTensor",
     "ParameterSet",
     "RunFacts",
@@ -82,13 +87,18 @@ def render_manifest(manifest: Manifest) -> bytes:
         ) from error
 
 
-def parse_manifest(data: bytes, path: Path) -> Manifest:
+def parse_manifest(data: bytes, path: Path, *, unchanged: bool = True) -> Manifest:
     """Return the manifest that ``data`` holds; ``path`` is for messages.
+
+    Parameters
+    ----------
+    unchanged
+        Whether its bytes must be those that were written. False leaves that to the caller (`has_checksum`).
 
     Raises
     ------
     LockError
-        If it is not a manifest, has another version, or contradicts itself.
+        If it is not a manifest, has another version, contradicts itself, or was changed after it was written.
     """
     version = _decode(data, wire.Version, path).version
     if version != MANIFEST_VERSION:
@@ -99,12 +109,14 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
             expected=MANIFEST_VERSION,
             got=version,
         )
-    wired = _decode(data, wire.Manifest, path)
+    wired = _decode(data, wire.SealedManifest, path)
     try:
         manifest = convert.from_wire(wired)
     except ValueError as error:
         raise _error(path, str(error)) from error
     problem = next(_problems(manifest), None)
+    if problem is None and unchanged and not has_checksum(data):
+        problem = "it was changed after it was written: its bytes do not have the checksum that it states"
     if problem:
         raise _error(path, problem)
     return manifest
@@ -134,9 +146,11 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     else:
         yield "the tensors are not those of the output"
     yield from _file_problems(manifest)
-    for source in manifest.sources:
-        if not set(source.location) <= {*LOCATION_KEYS, OUTPUT_KEY}:
-            yield f"the location of source `{source.name}` has unknown keys"
+    yield from stage_problems(manifest)
+    if manifest.output.path is None:
+        yield "the output has no path"
+    if {source.name: source.digest for source in manifest.sources} != dict(manifest.output.sources):
+        yield "the digests of the sources are not those of the output"
 
 
 def _content_problems(manifest: Manifest) -> Iterator[str]:
@@ -149,13 +163,9 @@ def _content_problems(manifest: Manifest) -> Iterator[str]:
 
 def _tensor_problems(tensor: ManifestTensor, locked: LockedTensor, manifest: Manifest) -> Iterator[str]:
     count, rest = divmod(len(tensor.blocks), DIGEST_SIZE)
-    if tensor.dtype not in DTYPES:
-        yield f"unknown dtype `{tensor.dtype}`"
+    yield from input_problems(tensor)
     if rest or tensor_digest(tensor.dtype, tensor.shape, tensor.blocks) != locked.digest:
         yield "its digest is not that of its blocks"
-    for source in tensor.inputs:
-        if len(source.blocks) % INPUT_DIGEST_SIZE:
-            yield f"the block digests of `{source.source}` have {len(source.blocks)} bytes"
     sliced = tensor.parameters if manifest.output.slices else None
     experts = len(manifest.output.experts if sliced is None else sliced.experts)
     if tensor.levels is not None and len(tensor.levels) != experts * count:
@@ -173,7 +183,8 @@ def _file_problems(manifest: Manifest) -> Iterator[str]:
     yield from (f"`{name}` is not a file name inside the output" for name in manifest.files if not _is_inside(name))
     if len(set(manifest.files)) != len(manifest.files):
         yield "a file is listed twice"
-    published = [shard.name for shard in output.shards] + [file.name for file in output.side_files]
+    published = [shard.name for shard in output.shards]
+    published += [file.name for file in (*output.side_files, *manifest.generated)]
     yield from (f"`{name}` is not among the files" for name in published if name not in manifest.files)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from mergepipe.lockfile.records import LockedOutput, LockedSource
+from mergepipe.lockfile.records import LockedOutput, LockedSideFile, LockedSource
 from mergepipe.signatures import Scalar
 
 MANIFEST_VERSION = 1
@@ -39,7 +39,7 @@ class ManifestInput:
     digest
         The digest of the source's tensor, 32 bytes.
     blocks
-        Its block digests, `INPUT_DIGEST_SIZE` bytes each, packed.
+        Its block digests, `INPUT_DIGEST_SIZE` bytes each, packed; of a stage's input empty where they are not known.
     """
 
     source: str
@@ -63,7 +63,7 @@ class ManifestTensor:
     inputs
         The sources that take part.
     blocks
-        The block digests of the result, 32 bytes each, packed.
+        The block digests of the result, 32 bytes each, packed; empty for a tensor of a stage.
     levels
         The access level of each (expert, block): a row per expert of the output, a byte per block of this tensor; 0
         is omitted, 255 is exact, those between are kept for planes. None: full access, every block exactly.
@@ -77,6 +77,43 @@ class ManifestTensor:
     inputs: tuple[ManifestInput, ...]
     blocks: bytes
     levels: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestStage:
+    """An output of the same Mergefile that this one is made from: what it takes to make it again.
+
+    Attributes
+    ----------
+    output
+        As the lock has it, without shards and side files. Its ``digest`` is empty where no weights of it are used, only
+        its tokenizer: then it has no ``tensors`` either, and its sources are among the manifest's ``places``.
+    sources
+        The sources that it was made from, other stages among them.
+    tensors
+        One for each of ``output.tensors``, in the same order, without block digests.
+    """
+
+    output: LockedOutput
+    sources: tuple[LockedSource, ...]
+    tensors: tuple[ManifestTensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestPlace:
+    """A source of which no weights are used, only headers and the files beside them: its name, and where it is."""
+
+    name: str
+    location: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestParts:
+    """The parts of a manifest that are about more than its own output; see `Manifest`."""
+
+    stages: tuple[ManifestStage, ...] = ()
+    places: tuple[ManifestPlace, ...] = ()
+    operators: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +142,19 @@ class Manifest:
         The output as the lock has it, complete.
     sources
         The sources that it was made from, other outputs of the Mergefile among them.
+    places
+        The sources whose weights neither it nor a stage is made from, but that its side files need.
+    operators
+        By name the file and function of each custom operator that a file defines, ``ops.py:my_merge``; the file is
+        relative to the Mergefile. Those that a package offers have none.
+    stages
+        The other outputs that it is made from, and those that these are made from, each behind those.
     tensors
         One for each of ``output.tensors``, in the same order.
     shard_tensors
         For each of ``output.shards``, its tensors in file order.
+    generated
+        The files beside the weights that mergepipe writes itself: the index of the shards, the model card.
     files
         Every file that mergepipe put in the directory, relative to it; others belong to the user.
     decisions
@@ -126,3 +172,7 @@ class Manifest:
     files: tuple[str, ...]
     decisions: tuple[str, ...]
     run: RunFacts
+    places: tuple[ManifestPlace, ...] = ()
+    operators: Mapping[str, str] = field(default_factory=dict)
+    stages: tuple[ManifestStage, ...] = ()
+    generated: tuple[LockedSideFile, ...] = ()

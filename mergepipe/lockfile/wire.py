@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 Digest = Annotated[str, msgspec.Meta(pattern=r"\Ab3:[0-9a-f]{64}\Z")]
+Pin = Annotated[str, msgspec.Meta(pattern=r"\A(sample:)?b3:[0-9a-f]{64}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Number = int | float
 WireScalar = bool | int | float | str
@@ -57,10 +58,10 @@ class Slice(_Record):
 
 
 class Output(_Record):
-    """The declared part of a `LockedOutput`."""
+    """The declared part of a `LockedOutput`; its path is null for a stage that is not published."""
 
     name: str
-    path: str
+    path: str | None
     operator: str
     operator_version: Count
     numerics: str
@@ -71,7 +72,7 @@ class Output(_Record):
     rules: list[Rule]
     budget: str
     write: dict[str, str | int]
-    sources: dict[str, Digest]
+    sources: dict[str, Pin]
     code: dict[str, Digest]
 
 
@@ -102,10 +103,17 @@ class Source(_Record):
 
     name: str
     location: dict[str, str]
-    digest: Digest
+    digest: Pin
     tensors: Count
     bytes: Count
     files: list[File]
+
+
+class Place(_Record):
+    """`ManifestPlace`."""
+
+    name: str
+    location: dict[str, str]
 
 
 class Shard(_Record):
@@ -150,12 +158,16 @@ class ExpertBlocks(_Record):
 
 
 class Input(_Record, kw_only=True, omit_defaults=True):
-    """`ManifestInput`; its tensor only where that has another name than the output's."""
+    """`ManifestInput`; its tensor only where that has another name than the output's.
+
+    In a stage its blocks are left out where another input of the same digest states them, before it in the order of
+    `Manifest`'s own tensors and then the stages'.
+    """
 
     source: str
     tensor: str | msgspec.UnsetType = msgspec.UNSET
     digest: Digest
-    blocks: bytes
+    blocks: bytes | msgspec.UnsetType = msgspec.UNSET
 
 
 class Levels(_Record):
@@ -179,6 +191,31 @@ class Tensor(_Record):
     inputs: list[Input]
 
 
+class StageTensor(_Record):
+    """`ManifestTensor` of a stage; ``parameters`` is an index into the manifest's table."""
+
+    name: str
+    dtype: str
+    shape: list[Count]
+    digest: Digest
+    expert_blocks: ExpertBlocks
+    decision: str
+    parameters: Count | None
+    access: Literal["full"] | Levels
+    inputs: list[Input]
+
+
+class Stage(_Record):
+    """`ManifestStage`; ``digest`` is null where its tokenizer alone is used."""
+
+    output: Output
+    digest: Digest | None
+    expert_bytes: ExpertBytes
+    bound: Bound
+    sources: list[Source]
+    tensors: list[StageTensor]
+
+
 class Manifest(_Record):
     """`Manifest`."""
 
@@ -190,10 +227,20 @@ class Manifest(_Record):
     expert_bytes: ExpertBytes
     bound: Bound
     sources: list[Source]
+    places: list[Place]
+    operators: dict[str, str]
     shards: list[Shard]
     side_files: list[SideFile]
+    generated: list[SideFile]
     files: list[str]
     decisions: list[str]
     run: Run
     parameters: list[Parameters]
+    stages: list[Stage]
     tensors: list[Tensor]
+
+
+class SealedManifest(Manifest):
+    """A whole file: the manifest, and behind it the checksum of all bytes before it."""
+
+    checksum: Digest
