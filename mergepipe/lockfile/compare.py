@@ -73,6 +73,8 @@ class Difference:
         The part of the lock.
     tensor
         The tensor's name, for `DifferenceKind.TENSOR`.
+    owner
+        The name of the source or the output that the entry belongs to; None for what belongs to neither.
     """
 
     entry: str
@@ -81,6 +83,13 @@ class Difference:
     reason: str
     kind: DifferenceKind
     tensor: str | None = None
+    owner: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The entry without its owner's table: ``digest`` of ``sources.math.digest``."""
+        name = key_text(self.owner or "")
+        return self.entry.partition(".")[2].removeprefix(name).removeprefix(".") if self.owner else self.entry
 
     def as_json(self) -> dict[str, str | None]:
         """Return entry, old, new and reason as JSON-ready data."""
@@ -128,12 +137,16 @@ def _compare(old: Lockfile | None, new: Lockfile, *, results: bool) -> tuple[Dif
         found += _facts_differences("", before, after, DifferenceKind.GEOMETRY, lambda _: "blocks are cut differently")
     old_sources = {source.name: source for source in old.sources} if old else {}
     for name, source, new_source in _pairs(old_sources, {source.name: source for source in new.sources}):
-        found += _source_differences(f"sources.{key_text(name)}", source, new_source)
+        found += _owned(name, _source_differences(f"sources.{key_text(name)}", source, new_source))
     old_outputs = {output.name: output for output in old.outputs} if old else {}
     for name, output, new_output in _pairs(old_outputs, {output.name: output for output in new.outputs}):
-        found += _output_differences(f"outputs.{key_text(name)}", output, new_output, results=results)
+        found += _owned(name, _output_differences(f"outputs.{key_text(name)}", output, new_output, results=results))
     # The sort is stable: what belongs to one source or output stays together.
     return tuple(sorted(found, key=lambda difference: _GROUPS[difference.kind]))
+
+
+def _owned(owner: str, differences: Iterator[Difference]) -> Iterator[Difference]:
+    return (dataclasses.replace(difference, owner=owner) for difference in differences)
 
 
 def _pairs(old: Mapping[str, T], new: Mapping[str, T]) -> Iterator[tuple[str, T | None, T | None]]:

@@ -142,7 +142,7 @@ def _source(name: str, table: Table) -> LockedSource:
     return LockedSource(
         name=name,
         location={key: table.text(key) for key in LOCATION_KEYS if key in table},
-        digest=table.digest("digest"),
+        digest=table.pin("digest"),
         tensors=table.integer("tensors"),
         bytes=table.integer("bytes"),
         files=tuple(map(_file, table.optional_array("files"))),
@@ -169,7 +169,7 @@ def _output(name: str, table: Table) -> LockedOutput:
         rules=tuple(map(_rule, table.optional_array("rules"))),
         budget=table.text("budget"),
         write=table.optional_table("write").texts_and_integers(),
-        sources=table.optional_table("sources").digests(),
+        sources=table.optional_table("sources").pins(),
         code=table.optional_table("code").digests(),
         expert_bytes_full=table.integer("expert_bytes_full"),
         expert_bytes_planned=table.integer("expert_bytes_planned"),

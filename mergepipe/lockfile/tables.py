@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mergepipe.digest import DIGEST_SIZE, parse_digest
+from mergepipe.digest import DIGEST_SIZE, SAMPLED_PREFIX, parse_digest, sampled_pin
 from mergepipe.errors import LockError
 from mergepipe.mergefile.locate import KeyPath, locate
 from mergepipe.mergefile.problems import describe, key_path
@@ -133,6 +133,17 @@ class Table:
         if len(digest) != DIGEST_SIZE:
             self.fail(key, "is not a digest (`b3:` and 64 hexadecimal digits)", text)
         return digest
+
+    def pin(self, key: str) -> bytes:
+        """Return what pins a source: a digest, or a fingerprint (`mergepipe.digest.sampled_pin`)."""
+        text = self.text(key)
+        fingerprint = text.removeprefix(SAMPLED_PREFIX)
+        digest = self.as_digest(key, fingerprint)
+        return digest if fingerprint == text else sampled_pin(digest)
+
+    def pins(self) -> dict[str, bytes]:
+        """Return the whole table as pins by name."""
+        return {key: self.pin(key) for key in self._data}
 
     def digests(self) -> dict[str, bytes]:
         """Return the whole table as digests by name."""

@@ -190,7 +190,7 @@ def bound_texts(bound: Mapping[str, str | float]) -> dict[str, str]:
 
 
 def digest_text(digest: bytes) -> str:
-    """Return a digest as a TOML string."""
+    """Return a digest, or what pins a source, as a TOML string."""
     return f'"{format_digest(digest)}"'
 
 

@@ -1,0 +1,103 @@
+"""Merging two locks that came from one: entry by entry, and only if the whole is consistent.
+
+A source or an output is taken from the side that changed it. Where both changed the same one differently, or where the
+entries that are left do not fit together (an output that was made from other content than its source's entry says),
+there is no merged lock: only a build can tell what is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from mergepipe.digest import is_sampled_pin
+from mergepipe.lockfile.records import LockedOutput, LockedSource, Lockfile
+
+T = TypeVar("T")
+E = TypeVar("E", bound=LockedSource | LockedOutput)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedLock:
+    """What a merge came to: a lock, or why there is none, in words."""
+
+    lock: Lockfile | None
+    problems: tuple[str, ...] = ()
+
+
+def merge_locks(base: Lockfile | None, ours: Lockfile, theirs: Lockfile) -> MergedLock:
+    """Merge two locks; without a base, both were written anew."""
+    if ours == theirs:
+        return MergedLock(lock=ours)  # what both sides say is not for a merge to doubt
+    if ours.geometry != theirs.geometry:
+        return MergedLock(lock=None, problems=("the two sides cut tensors into blocks in different ways",))
+    problems: list[str] = []
+    sources = _merged("source", base.sources if base else (), ours.sources, theirs.sources, problems)
+    outputs = _merged("output", base.outputs if base else (), ours.outputs, theirs.outputs, problems)
+    if not problems:
+        lock = Lockfile(geometry=ours.geometry, sources=sources, outputs=outputs)
+        problems += inconsistencies(lock)
+        problems += _not_vouched_for(lock, ours, theirs)
+        if not problems:
+            return MergedLock(lock=lock)
+    return MergedLock(lock=None, problems=tuple(problems))
+
+
+def _merged(what: str, base: Sequence[E], ours: Sequence[E], theirs: Sequence[E], problems: list[str]) -> tuple[E, ...]:
+    before = {entry.name: entry for entry in base}
+    left = {entry.name: entry for entry in ours}
+    right = {entry.name: entry for entry in theirs}
+    found = []
+    for name in sorted({*left, *right}):
+        entry, agreed = _merged_entry(before.get(name), left.get(name), right.get(name))
+        if not agreed:
+            problems.append(_conflict(what, name, left, right))
+        elif entry is not None:
+            found.append(entry)
+    return tuple(found)
+
+
+def _merged_entry(base: T | None, ours: T | None, theirs: T | None) -> tuple[T | None, bool]:
+    """Return what three versions of an entry come to, and whether they come to anything."""
+    if ours == theirs or theirs == base:
+        return ours, True
+    return (theirs, True) if ours == base else (None, False)
+
+
+def _conflict(what: str, name: str, ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:
+    if name in ours and name in theirs:
+        return f"both sides changed {what} `{name}`"
+    return f"one side changed {what} `{name}`, the other took it out"
+
+
+def _not_vouched_for(lock: Lockfile, *sides: Lockfile) -> Iterator[str]:
+    """Yield pins that cannot be compared, a fingerprint and a digest of all content, and that no side has together."""
+    for output in lock.outputs:
+        for name, pin in output.sources.items():
+            source = lock.source(name)
+            if source is None or is_sampled_pin(source.digest) == is_sampled_pin(pin):
+                continue
+            if not any(side.source(name) == source and side.output(output.name) == output for side in sides):
+                yield f"output `{output.name}` may have been made from other content of source `{name}`"
+
+
+def inconsistencies(lock: Lockfile) -> Iterator[str]:
+    """Yield in words where the entries of a lock do not fit together.
+
+    Every output says which content it was made from. It must be that of the source's entry, or of the output that it
+    was made from; and what it was made from must be in the lock. A fingerprint and a digest of all content cannot be
+    compared, so that nothing is said of them.
+    """
+    digests = {entry.name: ("source", entry.digest) for entry in lock.sources}
+    for output in lock.outputs:
+        digests.setdefault(output.name, ("output", output.digest))
+    for output in lock.outputs:
+        for name, digest in sorted(output.sources.items()):
+            kind, known = digests.get(name, ("source", None))
+            if known is None:
+                yield f"output `{output.name}` was made from `{name}`, which the lock does not have"
+            elif is_sampled_pin(known) == is_sampled_pin(digest) and known != digest:
+                yield f"output `{output.name}` was made from other content of {kind} `{name}`"
+    used = {name for output in lock.outputs for name in output.sources}
+    yield from (f"no output was made from source `{s.name}`" for s in lock.sources if s.name not in used)
