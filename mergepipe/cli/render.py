@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mergepipe.cli.tables import duration, fact, plain, rows, share
+from mergepipe.cli.tables import duration, fact, plain, rows
 from mergepipe.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -16,13 +16,9 @@ if TYPE_CHECKING:
         BuildReport,
         CacheInfo,
         OutputReport,
-        PlannedOutput,
-        PlanReport,
         PruneReport,
         StatusReport,
     )
-
-_WORST = 3  # tensors named
 
 Show = Callable[[str], str]
 """Shows a path of the Mergefile to somebody in the current directory."""
@@ -39,6 +35,8 @@ def build_lines(report: BuildReport, show: Show, *, verbose: bool) -> Iterator[s
     """Yield what a build did: a block for each output, then the lock."""
     for output in report.outputs.values():
         yield from _built(output, show, verbose=verbose)
+    for name, is_new in (report.signed or {}).items():
+        yield f"{click.style(plain(name), bold=True)}: {'signed' if is_new else 'signed already'}"
     yield f"{plain(show(report.lock_path))} {'updated' if report.lock_changed else 'unchanged'}"
 
 
@@ -46,12 +44,12 @@ def _built(output: OutputReport, show: Show, *, verbose: bool) -> Iterator[str]:
     reads = (output.expert_bytes["read"], output.base_bytes_read, output.index_bytes_read)
     counts = output.blocks
     idle = output.state == "unchanged" and not any((*reads, output.bytes_written, counts["computed"]))
-    heading = f"{_heading(output.name, output.operator)}: {_state(output.state)}"
+    first = f"{heading(output.name, output.operator)}: {_state(output.state)}"
     if idle and not verbose:
-        yield f"{heading}, {_path(output.path, show)}"
+        yield f"{first}, {path_in_words(output.path, show)}"
         return
-    yield heading + (f" in {duration(output.seconds)}" if output.state != "unchanged" else "")
-    yield from fact("path", [_path(output.path, show)])
+    yield first + (f" in {duration(output.seconds)}" if output.state != "unchanged" else "")
+    yield from fact("path", [path_in_words(output.path, show)])
     if idle:
         yield from fact("reused", [f"{_all_blocks(counts['total'])}; nothing read, nothing written"])
     else:
@@ -60,14 +58,15 @@ def _built(output: OutputReport, show: Show, *, verbose: bool) -> Iterator[str]:
         work = [f"{counts['computed']:,} computed", f"{counts['cached']:,} reused", f"{counts['copied']:,} copied"]
         yield from fact("blocks", [f"{counts['total']:,}: {work[0]}", *work[1:]])
         yield from fact("written", [format_bytes(output.bytes_written) if output.bytes_written else "nothing"])
-    yield from _bound(output.bound, verbose=verbose)
+    yield from bound_line(output.bound, verbose=verbose)
     if verbose:
         planned, full = output.expert_bytes["planned"], output.expert_bytes["full"]
         yield from fact("planned", [f"{format_bytes(planned)} of the experts' {format_bytes(full)}"])
         yield from fact("digest", [plain(output.digest)])
 
 
-def _heading(name: str, operator: str) -> str:
+def heading(name: str, operator: str) -> str:
+    """Return the line that the facts of an output stand below."""
     return f"{click.style(plain(name), bold=True)} ({plain(operator)})"
 
 
@@ -75,7 +74,7 @@ def _state(state: str) -> str:
     return click.style(plain(state), fg=_STATES[state]) if state in _STATES else plain(state)
 
 
-def _path(path: str | None, show: Show) -> str:
+def path_in_words(path: str | None, show: Show) -> str:
     """Return the directory of an output in words."""
     return "not published" if path is None else plain(show(path))
 
@@ -100,7 +99,8 @@ def _skipped(expert_blocks: Mapping[str, int]) -> Iterator[str]:
         yield from fact("skipped", [f"{count}: {parts[0]}", *parts[1:]])
 
 
-def _bound(bound: Bound, *, verbose: bool) -> Iterator[str]:
+def bound_line(bound: Bound, *, verbose: bool) -> Iterator[str]:
+    """Yield how far an output can be from its full read, where that is not nothing."""
     if bound.kind == "exact":
         if verbose:
             yield from fact("bound", ["exact: the full-read merge"])
@@ -115,51 +115,6 @@ def _bound(bound: Bound, *, verbose: bool) -> Iterator[str]:
     yield from fact("bound", [text, *known[1:]])
 
 
-def plan_lines(report: PlanReport, show: Show, *, verbose: bool) -> Iterator[str]:
-    """Yield what builds would read and make; the same whatever is cached."""
-    for output in report.outputs.values():
-        yield _heading(output.name, output.operator)
-        yield from _planned(output, show, verbose=verbose)
-
-
-def _planned(output: PlannedOutput, show: Show, *, verbose: bool) -> Iterator[str]:
-    yield from fact("path", [_path(output.path, show)])
-    if verbose:
-        yield from fact("plan", [plain(output.digest)])
-    yield from fact("tensors", [f"{output.tensors:,} in {format_count(output.blocks['total'], 'block')}"])
-    planned, full = output.expert_bytes["planned"], output.expert_bytes["full"]
-    part = "" if planned == full else f" of {format_bytes(full)} ({share(planned, full)})"
-    yield from fact("reads", [f"experts {format_bytes(planned)}{part}", f"base {format_bytes(output.base_bytes)}"])
-    if verbose:
-        sizes = [f"{plain(name)} {format_bytes(size)}" for name, size in output.experts.items()]
-        yield from fact("experts", sizes or ["none"])
-    omitted = output.expert_blocks["omitted"]
-    if omitted:
-        total = format_count(output.expert_blocks["total"], "expert block")
-        yield from fact("omitted", [f"{omitted:,} of {total}"])
-    yield from fact("writes", [f"{format_bytes(output.output_bytes)} in {format_count(output.shards, 'shard')}"])
-    yield from _bound(output.bound, verbose=verbose)
-    yield from _losses(output, verbose=verbose)
-    if output.index_bytes_read:
-        yield from fact("measured", [f"{format_bytes(output.index_bytes_read)} read to plan the budget, once"])
-    time = "no time known before the first build" if output.seconds is None else f"about {duration(output.seconds)}"
-    yield from fact("estimate", [time, f"{format_bytes(output.peak_memory_bytes)} of memory"])
-    for message in (*output.notes, *output.decisions):
-        yield f"  note: {plain(message)}"
-
-
-def _losses(output: PlannedOutput, *, verbose: bool) -> Iterator[str]:
-    """Yield how much of the deltas is left out, and the tensors that lose most."""
-    if not output.expert_blocks["omitted"]:
-        return
-    estimate = [] if output.expected_error is None else [f"error about {output.expected_error:.3g} (an estimate)"]
-    yield from fact("left out", [f"{output.omitted_mass:.1%} of the deltas' length", *estimate])
-    if verbose:
-        worst = [loss for loss in output.losses if loss.omitted_bytes][:_WORST]
-        names = [f"{plain(loss.tensor)} ({loss.omitted_mass:.0%} of its deltas)" for loss in worst]
-        yield from fact("most in", names)
-
-
 _LOCK_WORDS = {
     "current": "is current",
     "outdated": "is outdated",
@@ -171,7 +126,7 @@ _LOCK_WORDS = {
 def status_lines(report: StatusReport, show: Show) -> Iterator[str]:
     """Yield the state of each output with the reasons, then that of the lock."""
     outputs = report.outputs.values()
-    table = [(click.style(plain(o.name), bold=True), _state(o.state), _path(o.path, show)) for o in outputs]
+    table = [(click.style(plain(o.name), bold=True), _state(o.state), path_in_words(o.path, show)) for o in outputs]
     for line, output in zip(rows(table), outputs, strict=True):
         yield line
         yield from (f"  - {plain(reason)}" for reason in output.reasons)

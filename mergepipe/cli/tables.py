@@ -11,6 +11,7 @@ import click
 WIDTH = 80
 _LABEL_WIDTH = 9
 _INDENT = "  "
+_LEAST_NAME = 12  # columns that a name keeps, whatever stands beside it
 
 
 def plain(text: str) -> str:
@@ -60,6 +61,44 @@ def fact(label: str, parts: Iterable[str], *, indent: str = _INDENT) -> list[str
             lines[-1] += ","
             lines.append(" " * len(first) + part)
     return lines
+
+
+def figures(
+    label: str, columns: Sequence[str], table: Sequence[Sequence[str]], *, indent: str = _INDENT
+) -> list[str]:
+    """Return a table of figures under its label: names on the left, figures to the right under their headings.
+
+    Names that are too long for the line lose their middle; figures never break.
+
+    Parameters
+    ----------
+    columns
+        The headings of the figures.
+    table
+        Rows: a name, then its figures.
+    """
+    sizes = [max(map(width, column)) for column in zip(columns, *(row[1:] for row in table), strict=True)]
+    inner = indent + _INDENT
+    room = WIDTH - width(inner) - sum(size + 2 for size in sizes)
+    names = [shortened(row[0], max(_LEAST_NAME, room)) for row in table]
+    first = max([width(label) - width(_INDENT), *map(width, names)])
+    lines = [indent + pad(label, first + width(_INDENT)) + _right(columns, sizes)]
+    lines += [inner + pad(name, first) + _right(row[1:], sizes) for name, row in zip(names, table, strict=True)]
+    return lines
+
+
+def _right(cells: Iterable[str], sizes: Iterable[int]) -> str:
+    return "".join("  " + " " * (size - width(cell)) + cell for cell, size in zip(cells, sizes, strict=True))
+
+
+def shortened(text: str, columns: int) -> str:
+    """Return a plain text that takes at most so many columns: a longer one loses its middle."""
+    if width(text) <= columns:
+        return text
+    left, right = text[: (columns - 1) // 2], text[len(text) - columns // 2 :]
+    while width(left) + width(right) + 1 > columns:  # wide characters
+        left, right = (left[:-1], right) if width(left) > width(right) else (left, right[1:])
+    return f"{left}…{right}"
 
 
 def duration(seconds: float) -> str:

@@ -1,60 +1,221 @@
-"""The report of a plan: costs by expert, and estimates of time and memory."""
+"""The report of a plan: costs by expert, what of it the next build still has to do, and estimates of time and room."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.cache.speeds import recorded_seconds
 from mergepipe.digest import format_digest
-from mergepipe.engine.limits import peak_memory
+from mergepipe.engine.limits import hold_bytes, peak_memory
 from mergepipe.engine.meter import Meter
 from mergepipe.lockfile.assemble import finite
+from mergepipe.plan.access import OMITTED
 from mergepipe.plan.budgeted import expert_bytes
 from mergepipe.plan.output import plan_digest
+from mergepipe.plan.sampling import sampled_sources
 from mergepipe.plan.values import OutputPlan
+from mergepipe.project import build as steps
 from mergepipe.project.budgets import PENDING
-from mergepipe.project.reports import Loss, PlannedOutput, bound_of
+from mergepipe.project.forecast import Forecast, forecast
+from mergepipe.project.levels import introduce
+from mergepipe.project.plan_report import (
+    DiskReport,
+    Loss,
+    NextBuild,
+    PlannedExpert,
+    PlannedOutput,
+    PlanReport,
+)
+from mergepipe.project.reads import expert_name
+from mergepipe.project.reports import bound_of
+from mergepipe.project.room import disk_space
+from mergepipe.project.stages import Plans
+from mergepipe.project.timing import TimeEstimate, estimate_times
 
 
-def planned_output(
-    plan: OutputPlan, workers: int, memory: int | None, rate: float | None, measured: Meter | None = None
-) -> PlannedOutput:
-    """Return the report of one output's plan.
+def prepare_all(plans: Plans, index: SourceIndex, catalog: Catalog) -> dict[str, steps.Prepared]:
+    """Return by name what each output is now, with its access set as far as the cache knows what it follows from."""
+    found = {}
+    for plan in plans.plans:  # what an output is made from stands before it
+        prepared = steps.prepare(plan, plans, index, catalog)
+        introduce(prepared, plans, index)
+        found[prepared.name] = prepared
+    return found
+
+
+def plan_report(
+    plans: Plans,
+    prepared: Mapping[str, steps.Prepared],
+    index: SourceIndex,
+    catalog: Catalog,
+    workers: int,
+    memory: int | None,
+    measured: Mapping[str, Meter],
+) -> PlanReport:
+    """Return the report of the plans of some outputs.
 
     Parameters
     ----------
-    rate
-        Bytes read and written per second in earlier builds, None before the first.
     measured
-        What was read to plan a budget; None for nothing.
+        By output name what was read just now to plan its budget.
     """
-    moved = plan.planned_bytes + plan.base_bytes + plan.layout.total_size
+    resolved = [prepared[plan.output.name].plan for plan in plans.plans]
+    build = forecast(plans, prepared, index, catalog, hold_bytes(memory))
+    forecasts = build.outputs
+    times = estimate_times(resolved, forecasts, recorded_seconds(catalog))
+    outputs = {
+        plan.output.name: _planned_output(
+            plan,
+            forecasts[plan.output.name],
+            times[plan.output.name],
+            peak_memory([plan], workers, memory),
+            _cold_bytes(plan, plans, index),
+            measured.get(plan.output.name),
+        )
+        for plan in resolved
+    }
+    made = [plan for plan in resolved if not forecasts[plan.output.name].unchanged]
+    runs = [[plan for plan in level if not forecasts[plan.output.name].unchanged] for level in _levels(plans, prepared)]
+    seconds = [times[plan.output.name].seconds for plan in made]
+    known = [value for value in seconds if value is not None]
+    return PlanReport(
+        outputs=outputs,
+        exact=all(output.next_build.exact for output in outputs.values()),
+        reads={
+            "expert_bytes": build.total.expert_bytes,
+            "base_bytes": build.total.base_bytes,
+            "index_bytes": build.total.index_bytes,
+        },
+        seconds=round(sum(known), 3) if len(known) == len(seconds) else None,
+        peak_memory_bytes=max((peak_memory(run, workers, memory) for run in runs if run), default=0),
+        disks=tuple(
+            DiskReport(
+                path=_shown(disk.path, plans.mergefile.root),
+                cache=disk.cache,
+                outputs=disk.outputs,
+                needed=disk.needed,
+                free=disk.free,
+                fits=disk.fits,
+            )
+            for disk in disk_space(plans, forecasts, catalog.layout.root)
+        ),
+    )
+
+
+def _levels(plans: Plans, prepared: Mapping[str, steps.Prepared]) -> list[list[OutputPlan]]:
+    return [[prepared[plan.output.name].plan for plan in level] for level in plans.levels()]
+
+
+def _shown(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) and path != root else str(path)
+
+
+def _planned_output(
+    plan: OutputPlan,
+    found: Forecast,
+    time: TimeEstimate,
+    memory: int,
+    cold: Mapping[str, int],
+    measured: Meter | None,
+) -> PlannedOutput:
+    moves = found.moves
+    experts = _experts(plan, found, cold)
     return PlannedOutput(
         name=plan.output.name,
         path=plan.output.path if plan.output.publish else None,
         operator=plan.output.operator,
         digest=format_digest(plan_digest(plan)),
         tensors=len(plan.tensors),
-        experts=expert_bytes(plan) if plan.outcome is None else plan.outcome.experts,
-        expert_bytes={"full": plan.expert_bytes, "planned": plan.planned_bytes},
+        experts=experts,
+        expert_bytes={
+            "full": plan.expert_bytes,
+            "planned": plan.planned_bytes,
+            "cached": sum(expert.cached for expert in experts.values()),
+            "to_read": moves.expert_bytes,
+        },
         base_bytes=plan.base_bytes,
-        blocks={"total": plan.blocks},
+        blocks={"total": plan.blocks, "computed": moves.computed, "cached": moves.reused, "copied": moves.copied},
         expert_blocks={
             "total": plan.expert_blocks,
             "omitted": 0 if plan.outcome is None else plan.outcome.omitted_blocks,
         },
         bound=bound_of(plan),
-        seconds=round(moved / rate, 3) if rate else None,
-        peak_memory_bytes=peak_memory(plan, workers, memory),
+        next_build=NextBuild(
+            unchanged=found.unchanged,
+            exact=moves.exact and not plan.is_pending,
+            expert_bytes=moves.expert_bytes,
+            base_bytes=moves.base_bytes,
+            index_bytes=moves.index_bytes,
+            written=moves.written,
+            unindexed=dict(cold),
+        ),
+        seconds=None if time.seconds is None or plan.is_pending else round(time.seconds, 3),
+        not_timed=time.unknown,
+        peak_memory_bytes=memory,
         output_bytes=sum(shard.size for shard in plan.layout.shards),
         shards=len(plan.layout.shards),
         decisions=plan.decisions,
         notes=plan.notes if not plan.is_pending else (*plan.notes, f"{PENDING}: build what it is made from first"),
         index_bytes_read=0 if measured is None else measured.index_bytes,
         expected_error=None if plan.outcome is None else finite(plan.outcome.expected),
+        expected_error_uncertainty=None if plan.outcome is None else finite(plan.outcome.uncertainty),
         omitted_mass=0.0 if plan.outcome is None else plan.outcome.omitted_mass,
         losses=_losses(plan),
     )
 
 
+def _experts(plan: OutputPlan, found: Forecast, cold: Mapping[str, int]) -> dict[str, PlannedExpert]:
+    full = expert_bytes(plan)
+    planned = full if plan.outcome is None else plan.outcome.experts
+    blocks, omitted = _expert_blocks(plan)
+    return {
+        name: PlannedExpert(
+            full=full[name],
+            planned=planned[name],
+            cached=found.moves.cached.get(name, 0),
+            to_read=found.moves.to_read.get(name, 0),
+            index=found.moves.index.get(name, 0),
+            blocks=blocks.get(name, 0),
+            omitted=omitted.get(name, 0),
+            indexed=name not in cold,
+        )
+        for name in full
+    }
+
+
+def _expert_blocks(plan: OutputPlan) -> tuple[dict[str, int], dict[str, int]]:
+    """Return by expert its blocks in a full read, and those that the budget leaves out."""
+    blocks: dict[str, int] = {}
+    omitted: dict[str, int] = {}
+    for tensor in plan.tensors:
+        for slot, ref in enumerate(tensor.slots):
+            if not slot or ref is None:
+                continue
+            name, count = expert_name(plan, tensor, slot, ref), plan.expert_cost(tensor, ref)[1]
+            blocks[name] = blocks.get(name, 0) + count
+            level = tensor.access.levels[slot - 1] if tensor.access is not None else None
+            if level is not None:
+                omitted[name] = omitted.get(name, 0) + level[:count].count(OMITTED)
+    return blocks, omitted
+
+
+def _cold_bytes(plan: OutputPlan, plans: Plans, index: SourceIndex) -> dict[str, int]:
+    """Return by source what the next build reads of it whole, because its content is not known."""
+    found: dict[str, int] = {}
+    for source in plan.sources:
+        if source not in plans.stages and source not in sampled_sources(plan):
+            count = sum(info.nbytes for info in index.cold(source))
+            found |= {source: count} if count else {}
+    return found
+
+
 def _losses(plan: OutputPlan) -> tuple[Loss, ...]:
+    if plan.outcome is None:
+        return ()
+    whole = plan.outcome.expected
     return tuple(
         Loss(
             tensor=name,
@@ -62,6 +223,8 @@ def _losses(plan: OutputPlan) -> tuple[Loss, ...]:
             bound=finite(loss.bound),
             expected=finite(loss.expected),
             omitted_mass=loss.omitted_mass,
+            # Errors of tensors add up in their squares.
+            error_share=finite((loss.expected / whole) ** 2) if whole else None,
         )
-        for name, loss in (plan.outcome.losses if plan.outcome else ())
+        for name, loss in plan.outcome.losses
     )

@@ -1,0 +1,323 @@
+"""What the next build would do: reads, blocks and bytes of every output, level by level; nothing is read or written.
+
+`plan` shows it, and a build asks for it to know before it begins how much room it needs, and afterwards what the time
+that it took was spent on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.layout import CacheLayout
+from mergepipe.cache.records import StagedTensor
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.cache.statistics import StatisticStore
+from mergepipe.digest import tensor_digest
+from mergepipe.graph.nodes import State, TensorNode
+from mergepipe.graph.state import tensor_nodes
+from mergepipe.plan.layout import Shard
+from mergepipe.plan.values import OutputPlan, TensorPlan
+from mergepipe.project.build import Prepared
+from mergepipe.project.levels import recorded_content
+from mergepipe.project.reads import GroupReads, Moves, count_clean
+from mergepipe.project.stages import Plans
+
+if TYPE_CHECKING:
+    from mergepipe.engine.staging import StagedShard
+    from mergepipe.engine.work import TensorWork
+
+Named = tuple[str, str]
+"""An output's name and a tensor's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What the next build does for one output.
+
+    Attributes
+    ----------
+    unchanged
+        Whether the output is what a build would make: then nothing of it is read or written.
+    moves
+        What is read, made and written.
+    cache_bytes, certain_bytes
+        Room that its new shards take in the cache, at most; and of those that cannot but be made.
+    """
+
+    unchanged: bool
+    moves: Moves = field(default_factory=Moves)
+    cache_bytes: int = 0
+    certain_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildForecast:
+    """What a build, or a run of it, does.
+
+    Attributes
+    ----------
+    outputs
+        By name. Where not all is known, what they read may be less together than the sum of their limits.
+    total
+        What is read for all of them.
+    """
+
+    outputs: Mapping[str, Forecast]
+    total: Moves
+
+
+def forecast(
+    plans: Plans, prepared: Mapping[str, Prepared], index: SourceIndex, catalog: Catalog, hold_limit: int
+) -> BuildForecast:
+    """Return what a build of these outputs would do.
+
+    Parameters
+    ----------
+    prepared
+        By output name; budgets are resolved as far as they can be.
+    hold_limit
+        Bytes that may be kept between passes over a tensor.
+    """
+    found: dict[str, Forecast] = {}
+    total = Moves()
+    for level in plans.levels():
+        members = [prepared[plan.output.name] for plan in level]
+        found |= {member.name: _unchanged(member.plan) for member in members if is_settled(member)}
+        pending = [member.plan for member in members if not is_settled(member)]
+        for stage in _lost_stages(pending, plans, prepared, index, catalog):
+            if found[stage].unchanged:
+                again = [prepared[stage].plan]
+                found |= forecast_run(again, index, catalog, plans.stages, hold_limit, total).outputs
+        if pending:
+            found |= forecast_run(pending, index, catalog, plans.stages, hold_limit, total).outputs
+    return BuildForecast(outputs={plan.output.name: found[plan.output.name] for plan in plans.plans}, total=total)
+
+
+def _lost_stages(
+    pending: Sequence[OutputPlan],
+    plans: Plans,
+    prepared: Mapping[str, Prepared],
+    index: SourceIndex,
+    catalog: Catalog,
+) -> list[str]:
+    """Return the stages that these outputs read and whose packs are gone, each behind those that it is made from.
+
+    They are built again, though they are what they should be.
+    """
+    lost: dict[str, None] = {}
+    for plan in pending:
+        for stage in _read_stages(plan, plans, index, catalog):
+            content = recorded_content(prepared[stage]) if is_settled(prepared[stage]) else None
+            packs = [catalog.layout.packs / f"{pack}.safetensors" for pack in content.packs] if content else []
+            if content is not None and not (content.blocks and all(pack.exists() for pack in packs)):
+                again = prepared[stage].plan
+                lost |= dict.fromkeys([*_lost_stages([again], plans, prepared, index, catalog), stage])
+    return list(lost)
+
+
+def _read_stages(plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog) -> set[str]:
+    """Return the stages that the tensors of an output read which are not clean."""
+    stages = set(plans.stages_of(plan))
+    if not stages:
+        return stages
+    nodes = tensor_nodes(plan, index, catalog)
+    return {
+        ref.source
+        for tensor, node in zip(plan.tensors, nodes, strict=True)
+        if node.state is not State.CACHED
+        for slot in tensor.slots
+        if slot is not None
+        for ref in slot.stored
+        if ref.source in stages
+    }
+
+
+def is_settled(prepared: Prepared) -> bool:
+    """Return whether a build leaves an output alone, as far as can be known without hashing its files."""
+    return prepared.unchanged or (prepared.only_touched and prepared.target.is_dir())
+
+
+def _unchanged(plan: OutputPlan) -> Forecast:
+    """Return the forecast of an output that is what it should be: all that is planned is cached."""
+    from mergepipe.plan.budgeted import expert_bytes
+
+    experts = expert_bytes(plan) if plan.outcome is None else plan.outcome.experts
+    return Forecast(unchanged=True, moves=Moves(cached=dict(experts), reused=plan.blocks))
+
+
+def forecast_run(
+    plans: Sequence[OutputPlan],
+    index: SourceIndex,
+    catalog: Catalog,
+    stages: Collection[str],
+    hold_limit: int,
+    total: Moves | None = None,
+) -> BuildForecast:
+    """Return what one run of the engine does for outputs that are not what they should be.
+
+    Parameters
+    ----------
+    stages
+        The names of the sources that are outputs themselves.
+    total
+        Where what is read is added up, together with that of other runs.
+    """
+    total = Moves() if total is None else total
+    return BuildForecast(outputs=_RunForecast(plans, index, catalog, stages, hold_limit, total).found(), total=total)
+
+
+class _RunForecast:
+    """The forecast of one run of the engine."""
+
+    def __init__(
+        self,
+        plans: Sequence[OutputPlan],
+        index: SourceIndex,
+        catalog: Catalog,
+        stages: Collection[str],
+        hold_limit: int,
+        total: Moves,
+    ) -> None:
+        self._total = total
+        self._plans = plans
+        self._index = index
+        self._catalog = catalog
+        self._stages = stages
+        self._hold_limit = hold_limit
+        self._packs = _Packs(catalog.layout)
+        self._moves = {plan.output.name: Moves() for plan in plans}
+        self._works: dict[Named, TensorWork] = {}
+        self._shards: dict[Named, StagedShard] = {}
+        self._clean: dict[Named, TensorNode] = {}
+
+    def found(self) -> dict[str, Forecast]:
+        """Go through the run."""
+        from mergepipe.engine.groups import GroupMaker  # numpy, which is not needed where nothing is to be done
+
+        left = self._staged()
+        maker = GroupMaker(self._index, self._catalog, self._shards, left)
+        groups = maker.groups(self._pending())
+        store = StatisticStore(self._catalog)
+        for group in groups:
+            for work in group.works:
+                work.candidates = tuple(h for h in work.candidates if not h.result or self._packs.has(h.result.pack))
+                self._works[work.plan.output.name, work.name] = work
+            reads = GroupReads(group, self._index, store, self._moves, self._total, self._stages, self._hold_limit)
+            reads.count()
+        self._count_hashing(maker.hashing(self._sources(), groups))
+        return {plan.output.name: self._forecast(plan) for plan in self._plans}
+
+    def _staged(self) -> dict[Named, StagedTensor]:
+        """Return what an unfinished build left of each tensor."""
+        from mergepipe.engine.staging import StagedShard, staged_name
+
+        left: dict[Named, StagedTensor] = {}
+        for plan in self._plans:
+            output = plan.output.name
+            for shard in plan.layout.shards:
+                rows = self._catalog.staged(staged_name(output, shard))
+                staged = StagedShard(self._catalog.layout.staging, output, shard, resumable=bool(rows))
+                self._shards.update({(output, tensor.name): staged for tensor in shard.tensors})
+                if staged.resumed:
+                    left.update({(output, name): row for name, row in rows.items()})
+        return left
+
+    def _pending(self) -> list[tuple[OutputPlan, TensorPlan]]:
+        """Return the tensors that are not clean; count those that are."""
+        pending = []
+        for plan in self._plans:
+            for tensor, node in zip(plan.tensors, tensor_nodes(plan, self._index, self._catalog), strict=True):
+                if node.state is State.CACHED and node.result is not None and self._packs.has(node.result.pack):
+                    self._clean[plan.output.name, tensor.name] = node
+                    count_clean(plan, tensor, self._index, self._moves[plan.output.name])
+                else:
+                    pending.append((plan, tensor))
+        return pending
+
+    def _sources(self) -> list[str]:
+        sources = dict.fromkeys(source for plan in self._plans for source in plan.sources)
+        return [source for source in sources if source not in self._stages]
+
+    def _count_hashing(self, groups: Iterable[object]) -> None:
+        """Count what is read only to index the sources, for the first output that uses each."""
+        from mergepipe.engine.work import Group
+
+        users: dict[str, str] = {}
+        for plan in self._plans:
+            users |= {source: plan.output.name for source in plan.sources if source not in users}
+        for group in groups:
+            assert isinstance(group, Group)
+            for source in group.inputs.values():
+                for moves in (self._moves[users[source.ref.source]], self._total):
+                    moves.add_index(source.ref.source, source.grid.nbytes)
+
+    # --- shards ---------------------------------------------------------------------------------------------------
+
+    def _forecast(self, plan: OutputPlan) -> Forecast:
+        moves, needed, certain = self._moves[plan.output.name], 0, 0
+        for shard in plan.layout.shards:
+            if self._is_there(plan, shard):
+                continue
+            room = shard.size - self._allocated(plan, shard)
+            needed += max(0, room)
+            certain += max(0, room) if self._is_made(plan, shard) else 0
+            moved = self._moved(plan, shard)
+            moves.moved_bytes += moved
+            moves.written += moved
+        return Forecast(unchanged=False, moves=moves, cache_bytes=needed, certain_bytes=certain)
+
+    def _is_there(self, plan: OutputPlan, shard: Shard) -> bool:
+        """Return whether a pack with the shard's content is there: all of its blocks are known to be held."""
+        digests = []
+        for tensor in shard.tensors:
+            name = (plan.output.name, tensor.name)
+            if name in self._clean:
+                result = self._clean[name].result
+                assert result is not None, "a clean tensor has a result"
+                digests.append(result.digest)
+            elif len(self._works[name].holdings) == self._works[name].recipe.grid.count:
+                digests.append(tensor_digest(tensor.dtype, tensor.shape, bytes(self._works[name].digests)))
+            else:
+                return False
+        return self._packs.has(shard.digest(digests).hex())
+
+    def _is_made(self, plan: OutputPlan, shard: Shard) -> bool:
+        """Return whether some tensor of a shard must be made anew, whatever its inputs turn out to be."""
+        works = [self._works.get((plan.output.name, tensor.name)) for tensor in shard.tensors]
+        return any(work is not None and not work.candidates and work.recipe.grid.count > 0 for work in works) or (
+            self._moves[plan.output.name].exact and any(work is not None and work.changed for work in works)
+        )
+
+    def _allocated(self, plan: OutputPlan, shard: Shard) -> int:
+        """Return the bytes on the disk that an unfinished build gave the shard already."""
+        staged = self._shards[plan.output.name, shard.tensors[0].name]
+        return staged.path.stat().st_blocks * 512 if staged.resumed else 0
+
+    def _moved(self, plan: OutputPlan, shard: Shard) -> int:
+        """Return the bytes of a shard that are copied from packs."""
+        count = 0
+        for tensor in shard.tensors:
+            work = self._works.get((plan.output.name, tensor.name))
+            if work is None:
+                count += tensor.nbytes
+                continue
+            extents = [work.recipe.grid.byte_range(b) for b, held in work.holdings.items() if held.result is not None]
+            count += sum(stop - start for start, stop in extents)
+        return count
+
+
+class _Packs:
+    """Which packs lie in the cache; each is looked for once."""
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self._layout = layout
+        self._known: dict[str, bool] = {}
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a pack of this name."""
+        if name not in self._known:
+            self._known[name] = (self._layout.packs / f"{name}.safetensors").exists()
+        return self._known[name]

@@ -1,0 +1,160 @@
+"""Room on disks: what a build takes where, and what is free there, before it begins.
+
+Shards are written in the cache. An output directory on the same file system shares their bytes (links); on another one
+they are copied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.engine.limits import hold_bytes
+from mergepipe.errors import MergepipeError, StorageError, raise_collected
+from mergepipe.plan.values import OutputPlan
+from mergepipe.project.build import Prepared
+from mergepipe.project.forecast import Forecast, forecast, is_settled
+from mergepipe.project.stages import Plans, record_place
+from mergepipe.units import format_bytes
+
+CACHE = "cache"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpace:
+    """One file system that a build writes to.
+
+    Attributes
+    ----------
+    path
+        The cache, or the directory of the first output there.
+    cache
+        Whether the cache lies there.
+    outputs
+        The names of the outputs whose directories lie there and are written.
+    needed, certain
+        Bytes that the build takes there, at most; and what it takes whatever its inputs turn out to be.
+    free
+        Bytes that are free, as `df` says it; None where the system does not say.
+    limit
+        Bytes that this user can really write: root may use what is kept back for it.
+    """
+
+    path: Path
+    cache: bool
+    outputs: tuple[str, ...]
+    needed: int
+    certain: int
+    free: int | None
+    limit: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for the build."""
+        return self.free is None or self.needed <= self.free
+
+
+def disk_space(plans: Plans, forecasts: Mapping[str, Forecast], cache: Path) -> tuple[DiskSpace, ...]:
+    """Return the file systems that a build of these outputs writes to: that of the cache first.
+
+    Parameters
+    ----------
+    cache
+        The cache directory; it need not be there yet.
+    """
+    made = [plan for plan in plans.plans if not forecasts[plan.output.name].unchanged]
+    device = _device(cache)
+    places: dict[int, list[OutputPlan]] = {device: []}
+    for plan in made:
+        if plan.output.publish:
+            places.setdefault(_device(record_place(plans.mergefile, plan.output)), []).append(plan)
+    found = []
+    for number, there in places.items():
+        own = number == device
+        room = [forecasts[plan.output.name] for plan in made] if own else []
+        copies = [] if own else [(plan, forecasts[plan.output.name]) for plan in there]
+        path = cache if own else record_place(plans.mergefile, there[0].output)
+        free, limit = _free(path)
+        sizes = [(_size(plan), found_room) for plan, found_room in copies]
+        found.append(
+            DiskSpace(
+                path=path,
+                cache=own,
+                outputs=tuple(plan.output.name for plan in there),
+                needed=sum(one.cache_bytes for one in room) + sum(size for size, _ in sizes),
+                certain=sum(one.certain_bytes for one in room) + sum(size for size, one in sizes if one.certain_bytes),
+                free=free,
+                limit=limit,
+            )
+        )
+    return tuple(found)
+
+
+def _size(plan: OutputPlan) -> int:
+    return sum(shard.size for shard in plan.layout.shards)
+
+
+def room_for_build(
+    plans: Plans, prepared: Mapping[str, Prepared], index: SourceIndex, catalog: Catalog, memory: int | None
+) -> Mapping[str, Forecast]:
+    """Refuse a build of these outputs for which there is no room (`check_room`), before anything is read.
+
+    Returns
+    -------
+    Mapping
+        By output name what the build does; empty where there is nothing to do.
+    """
+    if all(is_settled(one) for one in prepared.values()):
+        return {}
+    forecasts = forecast(plans, prepared, index, catalog, hold_bytes(memory)).outputs
+    check_room(disk_space(plans, forecasts, catalog.layout.root))
+    return forecasts
+
+
+def check_room(disks: Iterable[DiskSpace]) -> None:
+    """Refuse a build that cannot end but with a full disk.
+
+    Raises
+    ------
+    StorageError
+        For each file system without the room that the build certainly takes.
+    """
+    errors: list[MergepipeError] = []
+    for disk in disks:
+        if disk.limit is None or disk.certain <= disk.limit:
+            continue
+        errors.append(
+            StorageError(
+                f"No space left for this build at `{disk.path}`: it writes {format_bytes(disk.certain)} there, and"
+                f" {format_bytes(disk.limit)} are free",
+                hint="nothing was read or written; free some space there, build fewer outputs at a time, or point"
+                f" {'`--cache-dir`' if disk.cache else 'the output'} at another disk",
+                path=str(disk.path),
+                needed=disk.certain,
+                free=disk.limit,
+            )
+        )
+    raise_collected(errors)
+
+
+def _existing(path: Path) -> Path:
+    """Return the nearest folder above a place, or itself, that is there."""
+    return next((place for place in (path, *path.parents) if place.exists()), path)
+
+
+def _device(path: Path) -> int:
+    return _existing(path).stat().st_dev
+
+
+def _free(path: Path) -> tuple[int | None, int | None]:
+    """Return the bytes that are free, and those that this user can write; None where the system does not say."""
+    try:
+        stat = os.statvfs(_existing(path))
+    except OSError:
+        return None, None
+    limit = stat.f_bfree if os.geteuid() == 0 else stat.f_bavail
+    return stat.f_bavail * stat.f_frsize, limit * stat.f_frsize
