@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from mergepipe.cli.command import Command
+from mergepipe.cli.explained import input_lines, module_lines, shown_digest, summary_lines, tensor_lines
 from mergepipe.cli.progress import make_reporter
 from mergepipe.cli.session import Session
 from mergepipe.cli.tables import fact, plain, rows
+from mergepipe.errors import CancelledError
 from mergepipe.signatures import COMMON_PARAMS
 from mergepipe.units import format_count
 
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
     )
 
 _EXAMPLES = (
-    ("mergepipe explain assistant", "how the tensors of an output are merged"),
-    ("mergepipe explain assistant model.norm.weight", "one tensor: each value, and where it comes from"),
+    ("mergepipe explain assistant", "how tensors are merged, and what each expert gave"),
+    ("mergepipe explain assistant model.norm.weight", "one tensor: values, inputs, error, build"),
+    ("mergepipe explain assistant --no-measure", "without reading weights"),
     ("mergepipe explain assistant --json", "the same for scripts"),
 )
 
@@ -33,17 +36,26 @@ _EXAMPLES = (
 @click.command(cls=Command, examples=_EXAMPLES)
 @click.argument("output", metavar="OUTPUT")
 @click.argument("tensor", metavar="[TENSOR]", required=False)
+@click.option("--no-measure", is_flag=True, help="Read no weights: leave out what experts gave unless it is known.")
 @click.pass_obj
-def explain(session: Session, output: str, tensor: str | None) -> None:
-    """Show the parameters that an output's tensors are merged with, and where each comes from.
+def explain(session: Session, output: str, tensor: str | None, no_measure: bool) -> None:
+    """Show how an output or a tensor comes about.
 
-    Reads headers only. A value comes from the operator's default, from the Mergefile's `params`, from beside an
-    expert, or from a rule; the last of these wins. Gradients are shown as the value for the tensor's layer.
+    The operator, each parameter and where it comes from, the inputs and what is read of them, the share of the error,
+    why it was rebuilt or reused, and what each expert contributed.
+
+    A value comes from the operator's default, from the Mergefile's `params`, from beside an expert, or from a rule; the
+    last of these wins. Gradients are shown as the value for the tensor's layer.
+
+    Of an output that is built, contributions are measured once from the weights, and kept in the cache.
     """
     options, console = session.options, session.console
     with make_reporter(console, options) as reporter:
         project = session.open_project(reporter)
-        found = project.explain(output, tensor)
+        try:
+            found = project.explain(output, tensor, measure=not no_measure)
+        except KeyboardInterrupt:
+            raise CancelledError("interrupted", hint="what was measured is kept for the next time") from None
     if options.json_output:
         console.json(found.as_json())
     else:
@@ -51,10 +63,15 @@ def explain(session: Session, output: str, tensor: str | None) -> None:
 
 
 def _lines(found: OutputExplanation | TensorExplanation, *, verbose: bool) -> Iterator[str]:
-    if hasattr(found, "groups"):
-        yield from _output(found.groups, verbose=verbose)
-    else:
+    from mergepipe.project.explain import TensorExplanation  # it is loaded by now
+
+    if isinstance(found, TensorExplanation):
         yield from _tensor(found, verbose=verbose)
+        return
+    if found.summary is not None:
+        yield from summary_lines(found.summary, verbose=verbose)
+    yield from _output(found.groups, verbose=verbose)
+    yield from module_lines(found, verbose=verbose)
 
 
 def _output(groups: Sequence[ParameterGroup], *, verbose: bool) -> Iterator[str]:
@@ -142,21 +159,33 @@ def _tensor(found: TensorExplanation, *, verbose: bool) -> Iterator[str]:
         yield from _input("base", found.base, verbose=verbose)
     for expert in found.experts:
         yield from _input("expert", expert, verbose=verbose)
+    yield from tensor_lines(found)
 
 
 def _input(label: str, found: ExplainedInput, *, verbose: bool) -> Iterator[str]:
     stored = [f"{found.dtype} `{plain(found.tensor)}`"] if found.tensor is not None else []
-    yield from fact(label, [plain(found.source), found.used, *stored])
+    digest = [shown_digest(found.digest, verbose=verbose)] if found.digest is not None else []
+    yield from fact(label, [plain(found.source), found.used, *stored, *digest])
     yield from _params(found.params, verbose=verbose, indent=" " * 12)
+    yield from input_lines(found, indent=" " * 12)
 
 
 def _params(params: Mapping[str, ExplainedParam], *, verbose: bool, indent: str = "  ") -> Iterator[str]:
     table = [
-        (f"{key} = {_value(param.value)}", f"from {plain(param.origin)}" if param.origin != "default" else "default")
+        (f"{key} = {_value(param.value)}", _origin(param))
         for key, param in params.items()
         if verbose or param.origin != "default" or key not in _COMMON
     ]
     yield from rows(table, indent=indent)
+
+
+def _origin(param: ExplainedParam) -> str:
+    """Return where a value comes from: its key path, the line that it stands on, the rule that gives it."""
+    if param.origin == "default":
+        return "default"
+    place = [f"line {param.line}"] if param.line is not None else []
+    place += [f"rule {param.rule}"] if param.rule is not None else []
+    return f"from {plain(param.origin)}" + (f" ({', '.join(place)})" if place else "")
 
 
 _COMMON = frozenset(spec.name for spec in COMMON_PARAMS)

@@ -7,6 +7,7 @@ changes meanwhile.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from mergepipe.digest import content_digest
@@ -36,14 +37,18 @@ def run_job(job: Job, scratch: Scratch) -> JobDone:
     """
     reader = Reader(job, scratch)
     try:
+        started = time.perf_counter()
         reader.read_cold()
-        return _measure(job, reader, scratch) if job.measures else _merge(job, reader, scratch)
+        return (_measure if job.measures else _merge)(job, reader, scratch, started)
     finally:
         reader.close()
 
 
-def _measure(job: Job, reader: Reader, scratch: Scratch) -> JobDone:
+def _measure(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobDone:
     """Take the statistics of the job's blocks that are not known from earlier."""
+    works = job.group.works
+    meters = tuple(Meter() for _ in works)
+    numbers = {id(work): number for number, work in enumerate(works)}
     todo: list[tuple[int, StatisticPlan]] = []
     measured: list[BlockMeasured] = []
     for index, measure in enumerate(job.measures):
@@ -56,6 +61,7 @@ def _measure(job: Job, reader: Reader, scratch: Scratch) -> JobDone:
             else:
                 todo.append((index, plan))
     reader.read(_needed((job.measures[index].work, plan) for index, plan in todo))
+    began = _count_reading(meters, started)
     for index, plan in todo:
         measure = job.measures[index]
         inputs = [
@@ -64,12 +70,13 @@ def _measure(job: Job, reader: Reader, scratch: Scratch) -> JobDone:
         ]
         value = measure_block(measure.work.recipe, measure.statistic, plan.block, inputs, plan.sources, scratch)
         measured.append(BlockMeasured(index, plan.block, plan.key, value))
-    works = job.group.works
+        began, since = time.perf_counter(), began
+        meters[numbers[id(measure.work)]].measuring_seconds += began - since
     return JobDone(
         job=job,
         hashed=reader.hashed(),
         done=tuple([] for _ in works),
-        meters=tuple(Meter() for _ in works),
+        meters=meters,
         measured=measured,
         index_bytes=reader.index_bytes(set()),
         claimed=set(),
@@ -78,7 +85,15 @@ def _measure(job: Job, reader: Reader, scratch: Scratch) -> JobDone:
     )
 
 
-def _merge(job: Job, reader: Reader, scratch: Scratch) -> JobDone:
+def _count_reading(meters: Sequence[Meter], started: float) -> float:
+    """Count the time since ``started`` as time to read, for the first output; return the time now."""
+    now = time.perf_counter()
+    if meters:
+        meters[0].reading_seconds += now - started
+    return now
+
+
+def _merge(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobDone:
     works = job.group.works
     meters = tuple(Meter() for _ in works)
     finished: list[list[BlockDone]] = []
@@ -89,11 +104,14 @@ def _merge(job: Job, reader: Reader, scratch: Scratch) -> JobDone:
         finished.append(done)
         todo.append(plans)
     reader.read(_needed((work, plan) for work, plans in zip(works, todo, strict=True) for plan in plans))
+    began = _count_reading(meters, started)
     reads = _Reads(job, reader)
     for number, (work, plans, done, meter) in enumerate(zip(works, todo, finished, meters, strict=True)):
         reads.count(number, plans, meter)
         for run in _runs(plans):
             done += _produce(work, run, reader, scratch, meter)
+        began, since = time.perf_counter(), began
+        meter.merging_seconds += began - since
     return JobDone(
         job=job,
         hashed=reader.hashed(),

@@ -23,6 +23,9 @@ class Meter:
         (expert, block) pairs read to merge; not read for this output because another one of the same run read them.
     adapter_bytes, borrowed_bytes
         The part of ``expert_bytes`` that were factors of adapters; bytes of expert blocks that the borrowed pairs have.
+    reading_seconds, measuring_seconds, merging_seconds
+        Seconds of all workers together: reading and hashing, for the first output that a job works for; statistics; and
+        making blocks and writing them.
     """
 
     expert_bytes: int = 0
@@ -36,6 +39,9 @@ class Meter:
     borrowed: int = 0
     adapter_bytes: int = 0
     borrowed_bytes: int = 0
+    reading_seconds: float = 0.0
+    measuring_seconds: float = 0.0
+    merging_seconds: float = 0.0
 
     def add(self, other: Meter) -> None:
         """Add another meter's counts to this one."""

@@ -9,11 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from mergepipe.engine.kernel import Scratch
+from mergepipe.engine.limits import JOBS_AHEAD
 
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
-
-_AHEAD = 3  # jobs per worker in flight
 
 
 class WorkerPool:
@@ -39,7 +38,7 @@ class WorkerPool:
     @property
     def ahead(self) -> int:
         """How many tasks should be in flight: enough that no worker waits, few enough that memory stays bounded."""
-        return self._workers * _AHEAD
+        return self._workers * JOBS_AHEAD
 
     def submit(self, function: Callable[[Task, Scratch], Outcome], task: Task) -> Future[Outcome]:
         """Start one task."""

@@ -16,6 +16,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import format_digest
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
+from mergepipe.graph.inputs import source_pin
 from mergepipe.lockfile.assemble import (
     ContentCounts,
     block_facts,
@@ -28,11 +29,16 @@ from mergepipe.lockfile.reader import parse_lock
 from mergepipe.lockfile.records import LockedOutput
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.budgets import PENDING, resolved
-from mergepipe.project.facts import Facts, KnownOutput, changed_facts, current_facts, encode_files, known_output
+from mergepipe.project.cards import CardFacts, card_facts
+from mergepipe.project.facts import Facts, KnownOutput, LastBuild, current_facts, encode_files, known_output
+from mergepipe.project.reasons import changed_reasons
 from mergepipe.project.reports import OutputReport, OutputStatus, bound_of
 from mergepipe.project.stages import Plans, record_place, tokenizer_of
 from mergepipe.publish.directory import recheck, touched_files
 from mergepipe.publish.sidefiles import SideFile
+
+UNREAD = "blocks that its budget buys were not read before"
+"""The reason why an output is not up to date whose sources are known by samples, and single blocks of them are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,8 @@ class Prepared:
 
     Attributes
     ----------
+    card
+        What its model card says beside its plan.
     target
         Its directory; of one that is not published, the place of its record.
     known
@@ -56,6 +64,7 @@ class Prepared:
     plan: OutputPlan
     declared: LockedOutput
     side_files: tuple[SideFile, ...]
+    card: CardFacts
     target: Path
     known: KnownOutput | None
     content_known: bool
@@ -93,7 +102,7 @@ class Ready:
 
 def prepare(plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog) -> Prepared:
     """Find out whether an output is what a build would make; reads side files, headers and the catalog."""
-    return _prepare(plan, plans.side_files(plan), plans, index, catalog)
+    return _prepare(plan, plans.side_files(plan), card_facts(plan, plans), plans, index, catalog)
 
 
 def prepare_again(prepared: Prepared, plans: Plans, index: SourceIndex, catalog: Catalog) -> Prepared:
@@ -117,23 +126,29 @@ def prepare_resolved(
 def _again(
     prepared: Prepared, plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog
 ) -> Prepared:
-    return recheck_published(_prepare(plan, prepared.side_files, plans, index, catalog), catalog)
+    return recheck_published(_prepare(plan, prepared.side_files, prepared.card, plans, index, catalog), catalog)
 
 
 def _prepare(
-    plan: OutputPlan, files: tuple[SideFile, ...], plans: Plans, index: SourceIndex, catalog: Catalog
+    plan: OutputPlan,
+    files: tuple[SideFile, ...],
+    card: CardFacts,
+    plans: Plans,
+    index: SourceIndex,
+    catalog: Catalog,
 ) -> Prepared:
     target = record_place(plans.mergefile, plan.output)
     known = known_output(catalog, target)
     plan = resolved(plan, index, catalog, known.record.budget if known else None)
     declared = declared_output(plan, tokenizer_of(plan), index)
-    facts = current_facts(plan, declared, files, index) if known is not None else None
-    reasons = _reasons(plan, known, facts, plans, index)
+    facts = current_facts(plan, declared, files, index, card) if known is not None else None
+    reasons = _reasons(plan, known, facts, plans, index, declared, target)
     touched = _touched(target, known) if known is not None and not reasons and plan.output.publish else ()
     return Prepared(
         plan=plan,
         declared=declared,
         side_files=files,
+        card=card,
         target=target,
         known=known,
         content_known=known is not None and facts is not None and facts.same_content(known.record.facts),
@@ -143,11 +158,17 @@ def _prepare(
 
 
 def _reasons(
-    plan: OutputPlan, known: KnownOutput | None, facts: Facts | None, plans: Plans, index: SourceIndex
+    plan: OutputPlan,
+    known: KnownOutput | None,
+    facts: Facts | None,
+    plans: Plans,
+    index: SourceIndex,
+    declared: LockedOutput,
+    target: Path,
 ) -> tuple[str, ...]:
     if known is None:
         return ("it was not built here before",)
-    cold = [source for source in plan.sources if index.digest(source) is None]
+    cold = [source for source in plan.sources if source_pin(plan, source, index) is None]
     if cold:
         return tuple(
             f"output `{source}`, which it is made from, is not up to date"
@@ -157,8 +178,10 @@ def _reasons(
         )
     if plan.is_pending:
         return (PENDING,)
-    if facts is not None and facts.key() != known.key:
-        return changed_facts(known.record.facts, facts) or ("its recipe changed",)
+    if facts is None:
+        return (UNREAD,)
+    if facts.key() != known.key:
+        return changed_reasons(known.record, facts, declared, target) or ("its recipe changed",)
     return ()
 
 
@@ -235,7 +258,7 @@ def is_confirmed(prepared: Prepared, index: SourceIndex) -> bool:
     known, plan = prepared.known, prepared.plan
     if known is None or prepared.forced or touched_files(prepared.target, known.files):
         return False
-    facts = current_facts(plan, prepared.declared, prepared.side_files, index)
+    facts = current_facts(plan, prepared.declared, prepared.side_files, index, prepared.card)
     return facts is not None and facts.key() == known.key
 
 
@@ -258,6 +281,22 @@ def ready_built(prepared: Prepared, finished: FinishedOutput, index: SourceIndex
         expert_blocks=expert_block_facts(counts, finished.meter),
         seconds=seconds,
         blocks=block_digests(finished),
+    )
+
+
+def last_build(ready: Ready) -> LastBuild:
+    """Return what the record tells of the build that made an output."""
+    prepared, meter = ready.prepared, ready.meter
+    return LastBuild(
+        reasons=list(prepared.reasons),
+        run={
+            "expert_bytes_read": meter.expert_bytes,
+            "base_bytes_read": meter.base_bytes,
+            "index_bytes_read": meter.index_bytes,
+            "bytes_written": meter.written,
+        },
+        block_counts=block_facts(prepared.plan, meter),
+        before=prepared.known.record.parts if prepared.known else None,
     )
 
 

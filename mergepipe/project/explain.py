@@ -1,4 +1,8 @@
-"""Explaining an output: which parameters a tensor is merged with, where each comes from, and what it is made from."""
+"""Explaining an output: which parameters a tensor is merged with, where each comes from, and what it is made from.
+
+Pure: what is here follows from the plan alone. What the cache and an earlier build know besides is put in by
+`mergepipe.project.explained`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from mergepipe.errors import MergefileError
 from mergepipe.mergefile.resolve import ResolvedParams
 from mergepipe.plan.facts import tensor_facts
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.project.contributions import Contribution, ExpertShare
+from mergepipe.project.explain_values import BuildState, ErrorShare, InputReads, ModuleContribution, OutputSummary
 from mergepipe.project.reports import Json
 from mergepipe.signatures import Scalar
 
@@ -19,10 +25,22 @@ _CLOSE = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedParam:
-    """A parameter's value, and where it comes from: a key path of the Mergefile, or ``default``."""
+    """A parameter's value, and where it comes from.
+
+    Attributes
+    ----------
+    origin
+        A key path of the Mergefile, or ``default``.
+    line
+        Where that stands in the Mergefile, from 1; None for a default.
+    rule
+        Which rule gives it, from 1, among those of the output or of its slice; None where none does.
+    """
 
     value: Scalar
     origin: str
+    line: int | None = None
+    rule: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +59,13 @@ class ExplainedInput:
         ``read``, or why it is no input.
     params
         Its own parameters.
+    digest
+        Of its tensor, ``b3:<hex>``; of an adapter's, of its factors. None while the content is not known, and where it
+        is no input.
+    reads
+        What is read of it and what is left out; None where it is no input.
+    contribution
+        What it contributed to the output as it was built; None for the base, and where that is not known.
     """
 
     source: str
@@ -48,6 +73,9 @@ class ExplainedInput:
     dtype: str | None
     used: str
     params: Mapping[str, ExplainedParam]
+    digest: str | None = None
+    reads: InputReads | None = None
+    contribution: ExpertShare | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +93,14 @@ class TensorExplanation:
         Which slice of the output it belongs to, None without slices.
     reduces
         Whether statistics of the whole tensor are taken first.
+    digest
+        Of the tensor as an earlier build made it, ``b3:<hex>``; None before the first.
+    build
+        Why it was rebuilt or reused, or would be.
+    error
+        What it loses by the output's budget; None without a budget, and while that is not resolved.
+    contribution
+        What the experts contributed to it; None where that is not known, ``not_measured`` says why.
     """
 
     output: str
@@ -84,10 +120,15 @@ class TensorExplanation:
     params: Mapping[str, ExplainedParam]
     base: ExplainedInput | None
     experts: tuple[ExplainedInput, ...]
+    digest: str | None = None
+    build: BuildState | None = None
+    error: ErrorShare | None = None
+    contribution: Contribution | None = None
+    not_measured: str | None = None
 
     def as_json(self) -> Json:
         """Return the JSON form."""
-        return asdict(self)
+        return {**asdict(self), "build": None if self.build is None else self.build.as_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +149,24 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputExplanation:
-    """An output's tensors, grouped by how they are merged."""
+    """An output's tensors, grouped by how they are merged, and what is known of it besides.
+
+    Attributes
+    ----------
+    summary
+        How it stands: its sources, what is read of them, and the build that made it.
+    contribution
+        What the experts contributed to all of it; None where that is not known, ``not_measured`` says why.
+    modules
+        The same by module, those with the larger updates first.
+    """
 
     output: str
     groups: tuple[ParameterGroup, ...]
+    summary: OutputSummary | None = None
+    contribution: Contribution | None = None
+    modules: tuple[ModuleContribution, ...] = ()
+    not_measured: str | None = None
 
     def as_json(self) -> Json:
         """Return the JSON form."""

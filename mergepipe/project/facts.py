@@ -8,24 +8,31 @@ from pathlib import Path
 
 import msgspec
 
-from mergepipe.cache.catalog import Catalog, Published
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.records import Published
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import record_digest
 from mergepipe.fsio.identity import FileIdentity
+from mergepipe.graph.inputs import source_pin
 from mergepipe.graph.state import tensor_keys
 from mergepipe.lockfile.assemble import FULL_BUDGET
 from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedExpert, LockedOutput, LockedRule, LockedSlice
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.budgets import KnownBudget
+from mergepipe.project.cards import CardFacts
+from mergepipe.project.key_parts import BuildParts
 from mergepipe.publish.directory import PublishedFile, PublishedFiles
 from mergepipe.publish.sidefiles import SideFile
 
 # Bumped when what is written beside the weights changes form, so that older outputs are published again.
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Digests of what an output is made of; ``sources`` by name, ``budget`` empty for a full read."""
+    """Digests of what an output is made of; ``sources`` by name, ``budget`` empty for a full read.
+
+    ``card`` is of what its model card says beside what follows from the plan.
+    """
 
     operator: bytes
     code: bytes
@@ -36,6 +43,7 @@ class Facts(msgspec.Struct, frozen=True):
     decisions: bytes
     sources: dict[str, bytes]
     budget: bytes = b""
+    card: bytes = b""
 
     def key(self) -> bytes:
         """Return the output's action key."""
@@ -50,6 +58,7 @@ class Facts(msgspec.Struct, frozen=True):
             self.tensors,
             self.decisions,
             self.sources,
+            self.card,
             *([self.budget] if self.budget else []),
         )
 
@@ -58,11 +67,26 @@ class Facts(msgspec.Struct, frozen=True):
         return (self.tensors, self.layout) == (other.tensors, other.layout)
 
 
+class LastBuild(msgspec.Struct, frozen=True):
+    """What is told of the build that made an output.
+
+    ``reasons`` is why it was made, in words; ``run`` are the bytes that were moved, ``block_counts`` the output blocks
+    by what became of them; ``before`` are the parts of its tensors' keys in the build before, where there was one.
+    """
+
+    reasons: list[str]
+    run: dict[str, int]
+    block_counts: dict[str, int]
+    before: BuildParts | None = None
+
+
 class PublishedRecord(msgspec.Struct, frozen=True):
     """What the catalog keeps of an output that was built: its facts, its lock entry, and its content counts.
 
     ``blocks`` are the packed block digests of its tensors, kept where other outputs are made from it: they are needed
     also when its packs are gone. ``budget`` is what its budget came to, where it has one that had to be measured.
+    ``parts`` are the parts of its tensors' keys; ``last`` is about the build that made it. Records of earlier versions
+    have neither.
     """
 
     facts: Facts
@@ -70,6 +94,8 @@ class PublishedRecord(msgspec.Struct, frozen=True):
     expert_blocks: dict[str, int]
     blocks: dict[str, bytes] = {}  # msgspec copies it
     budget: KnownBudget | None = None
+    parts: BuildParts | None = None
+    last: LastBuild | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +116,13 @@ def current_facts(
     declared: LockedOutput,
     side_files: Sequence[SideFile],
     index: SourceIndex,
+    card: CardFacts,
 ) -> Facts | None:
     """Return an output's facts, or None while the content of a source, or what its budget buys, is not known."""
     if plan.is_pending:
         return None
     keys = tensor_keys(plan, index)
-    sources = {source: index.digest(source) or UNKNOWN_DIGEST for source in plan.sources}
+    sources = {source: source_pin(plan, source, index) or UNKNOWN_DIGEST for source in plan.sources}
     if any(key is None for _, key in keys) or UNKNOWN_DIGEST in sources.values():
         return None
     return Facts(
@@ -117,6 +144,7 @@ def current_facts(
         decisions=record_digest("fact", plan.decisions),
         sources=sources,
         budget=b"" if declared.budget == FULL_BUDGET else record_digest("fact", declared.budget),
+        card=card.digest(),
     )
 
 
@@ -134,7 +162,7 @@ def _slice(part: LockedSlice) -> tuple[object, ...]:
     return (part.layers, operator, bases, _experts(part.experts), part.params, _rules(part.rules))
 
 
-_NAMES: Mapping[str, str] = {
+FACT_WORDS: Mapping[str, str] = {
     "operator": "the operator or its version changed",
     "code": "the code of a custom operator changed",
     "parameters": "weights, parameters or rules changed",
@@ -143,20 +171,9 @@ _NAMES: Mapping[str, str] = {
     "side_files": "config or tokenizer files changed",
     "decisions": "the tensor sets of the sources changed",
     "tensors": "the inputs of its tensors changed",
+    "card": "what its model card says of its sources changed",
 }
-
-
-def changed_facts(old: Facts, new: Facts) -> tuple[str, ...]:
-    """Return in words which facts differ."""
-    reasons = [
-        f"source `{name}` {'has other content' if name in old.sources and name in new.sources else 'is new or gone'}"
-        for name in sorted({*old.sources, *new.sources})
-        if old.sources.get(name) != new.sources.get(name)
-    ]
-    reasons += [text for name, text in _NAMES.items() if name != "tensors" and getattr(old, name) != getattr(new, name)]
-    if not reasons and old.tensors != new.tensors:
-        reasons.append(_NAMES["tensors"])
-    return tuple(reasons)
+"""What it means that a fact is another one than before."""
 
 
 def encode_published(
@@ -166,10 +183,18 @@ def encode_published(
     expert_blocks: Mapping[str, int],
     blocks: Mapping[str, bytes],
     budget: KnownBudget | None,
+    parts: BuildParts | None,
+    last: LastBuild,
 ) -> Published:
     """Return the catalog's form of an output that was built; ``files`` are those in its directory, if it has one."""
     record = PublishedRecord(
-        facts=facts, lock=lock, expert_blocks=dict(expert_blocks), blocks=dict(blocks), budget=budget
+        facts=facts,
+        lock=lock,
+        expert_blocks=dict(expert_blocks),
+        blocks=dict(blocks),
+        budget=budget,
+        parts=parts,
+        last=last,
     )
     return Published(key=facts.key(), files=encode_files(files), record=msgspec.msgpack.encode(record))
 

@@ -83,7 +83,9 @@ def open_sources(mergefile: Mergefile, outputs: Iterable[Output]) -> dict[str, C
         if source.on is not None and source.on not in checkpoints:
             continue  # what it applies to cannot be read, which is reported
         try:
-            checkpoints[source.name] = _open_settled(mergefile, source, checkpoints)
+            path = mergefile.source_path(source.name)
+            assert path is not None, "the parser refuses hub sources"
+            checkpoints[source.name] = open_settled(path, source, checkpoints)
         except MergepipeError as error:
             errors.append(error)
     raise_collected(errors)
@@ -100,21 +102,30 @@ def _with_bases(mergefile: Mergefile, names: Iterable[str]) -> tuple[Source, ...
     return tuple(found.values())
 
 
-def _open_settled(mergefile: Mergefile, source: Source, checkpoints: Mapping[str, Checkpoint]) -> Checkpoint:
-    """Open a checkpoint; if a file was written just now, open it again when another write would show."""
+def open_settled(path: Path, source: Source, checkpoints: Mapping[str, Checkpoint]) -> Checkpoint:
+    """Open a checkpoint at a path; if a file was written just now, open it again when another write would show.
+
+    Parameters
+    ----------
+    checkpoints
+        At least the one that an adapter applies to, by source name.
+
+    Raises
+    ------
+    SourceError
+        If it cannot be read.
+    """
     began = time.time_ns()
-    checkpoint = _open(mergefile, source, checkpoints)
+    checkpoint = _open(path, source, checkpoints)
     racy = [file for file in checkpoint.files if file.identity.is_racy(began)]
     if not racy:
         return checkpoint
     for file in racy:
         settle(file.identity)
-    return _open(mergefile, source, checkpoints)
+    return _open(path, source, checkpoints)
 
 
-def _open(mergefile: Mergefile, source: Source, checkpoints: Mapping[str, Checkpoint]) -> Checkpoint:
-    path = mergefile.source_path(source.name)
-    assert path is not None, "the parser refuses hub sources"
+def _open(path: Path, source: Source, checkpoints: Mapping[str, Checkpoint]) -> Checkpoint:
     path = Path(os.path.normpath(path))
     if source.on is None:
         return open_checkpoint(path, label=source.name, shown=source.path)
@@ -199,7 +210,7 @@ def check_targets(
             continue
         target = record_place(mergefile, output)
         try:
-            _check_overlap(target, output.name, mergefile.root, checkpoints, cache)
+            check_overlap(target, output.name, mergefile.root, checkpoints, cache)
             check_place(target)
         except PublishError as error:
             errors.append(error)
@@ -210,9 +221,16 @@ def _overlap(first: Path, second: Path) -> bool:
     return first.is_relative_to(second) or second.is_relative_to(first)
 
 
-def _check_overlap(
+def check_overlap(
     target: Path, name: str, root: Path, checkpoints: Mapping[str, Checkpoint], cache: Path
 ) -> None:
+    """Check that an output directory is, holds and lies in no source, and does not hold the project or its cache.
+
+    Raises
+    ------
+    PublishError
+        If it does.
+    """
     real = Path(os.path.realpath(target))
     for source, checkpoint in checkpoints.items():
         root_folder = Path(os.path.realpath(checkpoint.root))

@@ -165,6 +165,16 @@ class LevelBuilder:
             for member in members
         ]
 
+    def measure(self, prepared: Mapping[str, Prepared]) -> dict[str, Prepared]:
+        """Measure what is needed to resolve the budgets of outputs, and look at these again; nothing is built.
+
+        Those that are made from stages which are not built stay unresolved.
+        """
+        for member in prepared.values():
+            self.introduce(member)
+        ready = [p for p in prepared.values() if p.plan.is_pending and self.can_measure(p.plan)]
+        return {**prepared, **{member.name: member for member in self._resolve_all(ready)}}
+
     def can_measure(self, plan: OutputPlan) -> bool:
         """Return whether the bytes of all sources of an output are there, without building any of them."""
         return all(stage in self._at_hand or self._is_whole_stage(stage) for stage in self._plans.stages_of(plan))

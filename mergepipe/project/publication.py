@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.digest import format_digest
+from mergepipe.digest import content_digest
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.errors import CacheError
 from mergepipe.fsio.crash import crash_point
-from mergepipe.lockfile.assemble import manifest
+from mergepipe.lockfile.assemble_manifest import manifest
 from mergepipe.lockfile.manifest import render_manifest
 from mergepipe.lockfile.records import Lockfile
 from mergepipe.lockfile.writer import render_lock
 from mergepipe.mergefile.schema import Mergefile
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.budgets import known_budget
-from mergepipe.project.build import Prepared, Ready
+from mergepipe.project.build import Prepared, Ready, last_build, prepare, recheck_published
+from mergepipe.project.cards import output_card
 from mergepipe.project.facts import current_facts, encode_files, encode_published, known_output
+from mergepipe.project.key_parts import build_parts
+from mergepipe.project.manifest_parts import Made, manifest_parts
 from mergepipe.project.stages import Plans, record_place
-from mergepipe.publish.card import CARD, model_card
+from mergepipe.publish.card import CARD, has_foreign_card
 from mergepipe.publish.directory import (
     INDEX,
     MANIFEST,
@@ -85,14 +88,42 @@ def check_names(prepared: Prepared, *, force: bool) -> Prepared:
     if not prepared.plan.output.publish:
         return prepared
     names = [file.name for file in prepared.side_files] + [shard.name for shard in prepared.plan.layout.shards]
-    names += [CARD, MANIFEST, *([INDEX] if len(prepared.plan.layout.shards) > 1 else [])]
+    names += [MANIFEST, *([INDEX] if len(prepared.plan.layout.shards) > 1 else [])]
+    names += [] if has_foreign_card(prepared.target) else [CARD]
     taken = check_collisions(prepared.target, names, force=force)
     if not taken:
         return prepared
     return replace(prepared, reasons=(*prepared.reasons, f"replacing {', '.join(taken)}"), forced=True)
 
 
-def publish(ready: Ready, plans: Plans, index: SourceIndex, catalog: Catalog, packs: PackStore, *, force: bool) -> None:
+def prepared_outputs(
+    plans: Plans, index: SourceIndex, catalog: Catalog, introduce: Callable[[Prepared], None], *, force: bool
+) -> dict[str, Prepared]:
+    """Look at every output before a build, in order, and pass on what is known of it.
+
+    Raises
+    ------
+    PublishError
+        As `check_names`.
+    """
+    prepared = {}
+    for plan in plans.plans:
+        found = recheck_published(prepare(plan, plans, index, catalog), catalog)
+        prepared[plan.output.name] = check_names(found, force=force)
+        introduce(found)
+    return prepared
+
+
+def publish(
+    ready: Ready,
+    plans: Plans,
+    index: SourceIndex,
+    catalog: Catalog,
+    packs: PackStore,
+    *,
+    made: Mapping[str, Ready],
+    force: bool,
+) -> None:
     """Put a finished output into its directory, if it is published, and on record; an unchanged one is left alone.
 
     Raises
@@ -104,20 +135,21 @@ def publish(ready: Ready, plans: Plans, index: SourceIndex, catalog: Catalog, pa
     if finished is None:
         _record_blocks(ready, plans, catalog)
         return
-    facts = current_facts(prepared.plan, ready.locked, prepared.side_files, index)
+    facts = current_facts(prepared.plan, ready.locked, prepared.side_files, index, prepared.card)
     assert facts is not None, "every input of a finished output is known"
     text = render_lock(Lockfile(geometry=prepared.plan.geometry.id, sources=(), outputs=(ready.locked,)))
     blocks = ready.blocks if plans.is_stage(prepared.name) else {}
     budget = known_budget(prepared.plan, index)
+    parts, last = build_parts(prepared.plan, index), last_build(ready)
     if not prepared.plan.output.publish:
-        published = encode_published(facts, (), text, ready.expert_blocks, blocks, budget)
+        published = encode_published(facts, (), text, ready.expert_blocks, blocks, budget, parts, last)
         catalog.record_published(prepared.target, published)
         return
-    contents = _contents(ready, finished, plans, index, packs)
+    contents = output_contents(ready, finished, plans, index, packs, made)
     with links_changing(plans.mergefile, catalog), Publication(prepared.target, force=force) as publication:
         files = publication.assemble(contents)
         _confirm_packs(prepared.name, finished, catalog, packs)
-        published = encode_published(facts, files, text, ready.expert_blocks, blocks, budget)
+        published = encode_published(facts, files, text, ready.expert_blocks, blocks, budget, parts, last)
         catalog.record_published(prepared.target, published)
         crash_point("publish.recorded")
         publication.swap()
@@ -184,25 +216,27 @@ def _confirm_packs(output: str, finished: FinishedOutput, catalog: Catalog, pack
         )
 
 
-def _contents(ready: Ready, finished: FinishedOutput, plans: Plans, index: SourceIndex, packs: PackStore) -> Contents:
+def output_contents(
+    ready: Ready,
+    finished: FinishedOutput,
+    plans: Plans,
+    index: SourceIndex,
+    packs: PackStore,
+    made: Mapping[str, Ready],
+) -> Contents:
+    """Return what goes into the directory of an output; ``made`` are all outputs of the build, by name."""
     plan, mergefile = finished.plan, plans.mergefile
     files = {file.name: file.data for file in ready.prepared.side_files}
     shard_index = plan.layout.index()
     if shard_index is not None:
         files[INDEX] = shard_index
-    files[CARD] = model_card(
-        plan,
-        {name: _location(name, plans) for name in plan.sources},
-        {name: format_digest(digest) for name, digest in ready.locked.sources.items()},
-    )
+    if not has_foreign_card(ready.prepared.target):
+        files[CARD] = output_card(finished, ready.locked, ready.prepared.card, files)
     links = {shard.shard.name: packs.path(shard.pack) for shard in finished.shards}
     names = tuple(sorted({*files, *links, MANIFEST}))
-    files[MANIFEST] = render_manifest(manifest(ready.locked, finished, index, mergefile, names, ready.counts))
+    generated = {name: content_digest(files[name]) for name in (INDEX, CARD) if name in files}
+    others = {name: Made(plan=other.prepared.plan, locked=other.locked) for name, other in made.items()}
+    parts = manifest_parts(plan, plans, others, index)
+    record = manifest(ready.locked, finished, index, mergefile, names, generated, ready.counts, parts)
+    files[MANIFEST] = render_manifest(record)
     return Contents(links=links, files=files)
-
-
-def _location(name: str, plans: Plans) -> str:
-    """Return where a source is, in words that follow from the names alone for a stage."""
-    if name in plans.stages:
-        return f"output `{name}` of the same Mergefile"
-    return plans.mergefile.sources[name].path or name

@@ -97,120 +97,23 @@ class OutputReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """What a build did."""
+    """What a build did.
+
+    ``signed`` says of each output whether it was signed now (else it was before, as it is); None where none was to be.
+    """
 
     lock_path: str
     lock_changed: bool
     outputs: Mapping[str, OutputReport]
+    signed: Mapping[str, bool] | None = None
 
     def as_json(self) -> Json:
         """Return the JSON form."""
         return {
             "lock": {"path": self.lock_path, "changed": self.lock_changed},
             "outputs": {name: output.as_json() for name, output in self.outputs.items()},
+            **({} if self.signed is None else {"signed": dict(self.signed)}),
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """What a tensor loses by a budget: expert bytes that are not read, and what is known of the error.
-
-    ``bound`` is None where no bound is known, ``expected`` an estimate, ``omitted_mass`` the share of the length of
-    its deltas that is left out.
-    """
-
-    tensor: str
-    omitted_bytes: int
-    bound: float | None
-    expected: float | None
-    omitted_mass: float
-
-    def as_json(self) -> Json:
-        """Return the JSON form."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedOutput:
-    """What a build of one output would read and make: from shapes and settings, and with a budget the deltas' lengths.
-
-    Attributes
-    ----------
-    path
-        The output directory; None for an output that is not published.
-    tensors
-        How many tensors the output has.
-    experts
-        Per expert: bytes that are read.
-    blocks, expert_blocks
-        ``total`` of output blocks; ``total`` and ``omitted`` (expert, block) pairs.
-    seconds
-        An estimate from the throughput of earlier builds; None before the first one.
-    index_bytes_read
-        Source bytes that were read just now to plan a budget.
-    expected_error, omitted_mass, losses
-        With a budget: the error if what is left out were orthogonal (an estimate), the share of the length of all
-        deltas that is left out, and the tensors that lose most.
-    """
-
-    name: str
-    path: str | None
-    operator: str
-    digest: str
-    tensors: int
-    experts: Mapping[str, int]
-    expert_bytes: Mapping[str, int]
-    base_bytes: int
-    blocks: Mapping[str, int]
-    expert_blocks: Mapping[str, int]
-    bound: Bound
-    seconds: float | None
-    peak_memory_bytes: int
-    output_bytes: int
-    shards: int
-    decisions: tuple[str, ...]
-    notes: tuple[str, ...]
-    index_bytes_read: int = 0
-    expected_error: float | None = None
-    omitted_mass: float = 0.0
-    losses: tuple[Loss, ...] = ()
-
-    def as_json(self) -> Json:
-        """Return the JSON form."""
-        return {
-            "path": self.path,
-            "operator": self.operator,
-            "plan_digest": self.digest,
-            "tensors": self.tensors,
-            "expert_bytes": {**self.expert_bytes, "by_expert": dict(self.experts)},
-            "base_bytes": self.base_bytes,
-            "blocks": dict(self.blocks),
-            "expert_blocks": dict(self.expert_blocks),
-            "bound": self.bound.as_json(),
-            "expected_error": self.expected_error,
-            "omitted_mass": self.omitted_mass,
-            "losses": [loss.as_json() for loss in self.losses],
-            "index_bytes_read": self.index_bytes_read,
-            "shards": self.shards,
-            "estimate": {
-                "seconds": self.seconds,
-                "peak_memory_bytes": self.peak_memory_bytes,
-                "output_bytes": self.output_bytes,
-            },
-            "decisions": list(self.decisions),
-            "notes": list(self.notes),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
-    """The plans of some outputs."""
-
-    outputs: Mapping[str, PlannedOutput]
-
-    def as_json(self) -> Json:
-        """Return the JSON form."""
-        return {"outputs": {name: output.as_json() for name, output in self.outputs.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from mergepipe.cache.maintenance import cache_info, prune
 from mergepipe.cache.packs import PackStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
-from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.fsio.locks import exclusive
 from mergepipe.lockfile.reader import read_lock
@@ -26,26 +25,33 @@ from mergepipe.operators.registry import operators, signatures
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
 from mergepipe.project import locking, publication
-from mergepipe.project.explain import OutputExplanation, TensorExplanation, explain_output, explain_tensor
 from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs, with_stages
 from mergepipe.project.levels import LevelBuilder, introduce
-from mergepipe.project.planning import planned_output
+from mergepipe.project.plan_report import PlanReport
+from mergepipe.project.planning import plan_report, prepare_all
 from mergepipe.project.reports import (
     BuildReport,
     CacheInfo,
-    PlanReport,
     PruneReport,
     StatusReport,
 )
+from mergepipe.project.room import room_for_build
+from mergepipe.project.signing import Signatures, Signer
 from mergepipe.project.stages import Plans
+from mergepipe.project.timing import BuildClock
 from mergepipe.reporting import Reporter, SilentReporter
 from mergepipe.signatures import OperatorSignature
 
 if TYPE_CHECKING:
     from mergepipe.engine.run import Engine
     from mergepipe.engine.survey import SurveyedOutput
+    from mergepipe.project.diff import DiffReport
     from mergepipe.project.evaluate import Command
+    from mergepipe.project.explain import OutputExplanation, TensorExplanation
+    from mergepipe.project.report_page import OutputReports
     from mergepipe.project.sweep_report import SweepReport
+    from mergepipe.project.verify import VerifyOptions
+    from mergepipe.project.verify_report import VerifyReport
 
 CACHE_DIRECTORY = ".mergecache"
 
@@ -90,14 +96,15 @@ def open_project(
         mergefile_path,
         cache,
         reporter or SilentReporter(),
-        workers or _processors(),
+        workers or processors(),
         memory,
         geometry,
         allow_custom=allow_custom,
     )
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -126,7 +133,9 @@ class Project:
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    def build(self, outputs: Sequence[str] = (), *, locked: bool = False, force: bool = False) -> BuildReport:
+    def build(
+        self, outputs: Sequence[str] = (), *, locked: bool = False, force: bool = False, signer: Signer | None = None
+    ) -> BuildReport:
         """Build outputs (all of them by default) and what they are made from, and update the lock.
 
         Parameters
@@ -135,6 +144,8 @@ class Project:
             Fail, and publish nothing, if the lock would change.
         force
             Replace output directories that mergepipe did not make.
+        signer
+            Signs them (`mergepipe.project.signing.Signer`).
 
         Raises
         ------
@@ -152,34 +163,35 @@ class Project:
             if waited:  # another build may have written what was looked at before
                 plans = self._plans(selected)
             old = read_lock(self.lock_path)
+            signing = Signatures(self.mergefile, signer)
             publication.take_over(plans, catalog, force=force)
             index = plans.index(catalog, self._geometry)
             packs = PackStore(catalog, self._geometry)
-            builder = self._builder(plans, catalog, packs, index)
+            clock = BuildClock(catalog, index, plans.stages, self._reporter, self._memory)
+            builder = self._builder(plans, catalog, packs, index, clock)
 
             def lock_with(entries: Sequence[LockedOutput]) -> Lockfile:
                 return locking.next_lock(old, entries, plans, index, self._geometry.id)
 
-            prepared: dict[str, steps.Prepared] = {}
-            for plan in plans.plans:
-                found = steps.recheck_published(steps.prepare(plan, plans, index, catalog), catalog)
-                prepared[plan.output.name] = publication.check_names(found, force=force)
-                builder.introduce(found)
+            prepared = publication.prepared_outputs(plans, index, catalog, builder.introduce, force=force)
             if locked:
                 new = lock_with([p.declared for p in prepared.values()])
                 locking.refuse_declared_changes(old, new, self.lock_path, self.mergefile.root)
-            ready = self._bring_about(prepared, builder, catalog, index)
+            clock.expect(prepared, room_for_build(plans, prepared, index, catalog, self._memory))
+            ready = self._bring_about(prepared, builder, index)
             new = lock_with([r.locked for r in ready])
             if locked:
                 locking.refuse_changes(old, new, self.lock_path, self.mergefile.root)
-            for made in ready:
-                publication.publish(made, plans, index, catalog, packs, force=force)
+            made = {r.prepared.name: r for r in ready}
+            for one in ready:
+                publication.publish(one, plans, index, catalog, packs, made=made, force=force)
             changed = locking.write_lock(self.lock_path, old, new)
+            signed = signing.renew(made, catalog, self._reporter)
+            clock.finish()
         return BuildReport(
-            lock_path=self.lock_path.name,
-            lock_changed=changed,
+            lock_path=self.lock_path.name, lock_changed=changed, signed=signed,
             outputs={r.prepared.name: steps.report(r, started) for r in ready},
-        )
+        )  # fmt: skip
 
     def plan(self, outputs: Sequence[str] = ()) -> PlanReport:
         """Return what a build of these outputs would read and make.
@@ -193,19 +205,16 @@ class Project:
             For everything that a build would refuse before it reads weights.
         """
         plans = self._plans(select_outputs(self.mergefile, outputs))
-        measured: Mapping[str, Meter] = {}
         with self._reading() as catalog:
-            rate = catalog.throughput()
-            found = self._resolved(plans, catalog)
-        if any(plan.is_pending for plan in found):
-            with self._writing() as (catalog, _):
-                found, measured = self._measured(plans, catalog)
-        return PlanReport(
-            outputs={
-                p.output.name: planned_output(p, self._workers, self._memory, rate, measured.get(p.output.name))
-                for p in found
-            }
-        )
+            index = plans.index(catalog, self._geometry)
+            prepared = prepare_all(plans, index, catalog)
+            if not any(p.plan.is_pending for p in prepared.values()):
+                return plan_report(plans, prepared, index, catalog, self._workers, self._memory, {})
+        with self._writing() as (catalog, _):
+            index = plans.index(catalog, self._geometry)
+            builder = self._builder(plans, catalog, PackStore(catalog, self._geometry), index)
+            prepared = builder.measure(prepare_all(plans, index, catalog))
+            return plan_report(plans, prepared, index, catalog, self._workers, self._memory, builder.measured)
 
     def status(self, outputs: Sequence[str] = ()) -> StatusReport:
         """Return which outputs are what a build would make, and why the others are not; reads no weights."""
@@ -236,17 +245,47 @@ class Project:
 
         return SweptProject(self).swept(output, budgets, measure=measure, mapped=mapped, command=command)
 
-    def explain(self, output: str, tensor: str | None = None) -> OutputExplanation | TensorExplanation:
-        """Return how an output's tensors are merged: all of them in groups, or one with the origin of every value.
+    def explain(
+        self, output: str, tensor: str | None = None, *, measure: bool = True
+    ) -> OutputExplanation | TensorExplanation:
+        """Return how an output, or one tensor of it, comes about; ``measure`` lets weights be read for what experts gave.
 
         Raises
         ------
         MergepipeError
             If there is no such output or tensor, and for everything that a build would refuse before it reads weights.
         """
-        plans = self._plans(select_outputs(self.mergefile, [output]))
-        plan = next(plan for plan in plans.plans if plan.output.name == output)
-        return explain_output(plan) if tensor is None else explain_tensor(plan, tensor)
+        from mergepipe.project.explained import ExplainedProject
+
+        return ExplainedProject(self).explained(output, tensor, measure=measure)
+
+    def diff(self, old: str | None = None, new: str | None = None, *, tensors: bool = False) -> DiffReport:
+        """Return what differs between two records of this project, and why; see `mergepipe.project.diff`."""
+        from mergepipe.project.diff import diff
+
+        path, cache = self.mergefile.path, self._layout.root
+        return diff(old, new, mergefile=path, tensors=tensors, cache_dir=cache, reporter=self._reporter)
+
+    def report(self, outputs: Sequence[str] = ()) -> OutputReports:
+        """Return all that is told of built outputs: figures, maps and tables; see `mergepipe.project.report_output`."""
+        from mergepipe.project.report_output import ReportedProject
+
+        return ReportedProject(self).reported(outputs)
+
+    def verify(self, targets: Sequence[str] = (), options: VerifyOptions | None = None) -> VerifyReport:
+        """Check every byte of outputs (all by default), of the lock and of cached packs; changes nothing.
+
+        A target that is no output is a directory, which is verified alone.
+
+        Raises
+        ------
+        MergepipeError
+            For what is neither; for sources that cannot be opened where they are needed.
+        """
+        from mergepipe.project.verify import VerifiedProject, VerifyOptions
+
+        names = (targets,) if isinstance(targets, str) else targets
+        return VerifiedProject(self).verified(names, options or VerifyOptions())
 
     def cache_info(self) -> CacheInfo:
         """Return what the cache directory holds."""
@@ -268,42 +307,14 @@ class Project:
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
-    def _resolved(self, plans: Plans, catalog: Catalog) -> list[OutputPlan]:
-        """Return the plans with their access sets, as far as the cache knows what they follow from."""
-        if not any(plan.is_pending for plan in plans.plans):
-            return list(plans.plans)
-        index = plans.index(catalog, self._geometry)
-        found = []
-        for plan in plans.plans:
-            prepared = steps.prepare(plan, plans, index, catalog)
-            introduce(prepared, plans, index)
-            found.append(prepared.plan)
-        return found
-
-    def _measured(self, plans: Plans, catalog: Catalog) -> tuple[list[OutputPlan], Mapping[str, Meter]]:
-        """Measure what is needed to resolve the budgets; those of outputs made from stages that are not built stay."""
-        index = plans.index(catalog, self._geometry)
-        builder = self._builder(plans, catalog, PackStore(catalog, self._geometry), index)
-        found = []
-        for plan in plans.plans:
-            prepared = steps.prepare(plan, plans, index, catalog)
-            builder.introduce(prepared)
-            found.append(prepared.plan)
-        ready = [plan for plan in found if plan.is_pending and builder.can_measure(plan)]
-        resolved = builder.resolve(ready) if ready else {}
-        return [resolved.get(plan.output.name, plan) for plan in found], builder.measured
-
     def _bring_about(
         self,
         prepared: Mapping[str, steps.Prepared],
         builder: LevelBuilder,
-        catalog: Catalog,
         index: SourceIndex,
     ) -> list[steps.Ready]:
         """Build the outputs that are not what they should be; the order stays."""
-        started = time.monotonic()
         looked_at = builder.build(prepared)
-        seconds = time.monotonic() - started
         ready = []
         for name, p in looked_at.items():
             done, took = builder.finished.get(name), builder.seconds.get(name, 0.0)
@@ -312,23 +323,24 @@ class Project:
                 ready.append(steps.ready_unchanged(p, self.lock_path, done, took, meter))
             else:
                 ready.append(steps.ready_built(p, done, index, took))
-        _note_throughput(catalog, ready, seconds)
         return ready
 
-    def _builder(self, plans: Plans, catalog: Catalog, packs: PackStore, index: SourceIndex) -> LevelBuilder:
-        """Return what builds these plans level by level."""
+    def _builder(
+        self, plans: Plans, catalog: Catalog, packs: PackStore, index: SourceIndex, clock: BuildClock | None = None
+    ) -> LevelBuilder:
+        """Return what builds these plans level by level; a clock measures it."""
 
-        def engine() -> Engine:
+        def engine(reporter: Reporter) -> Engine:
             from mergepipe.engine.run import Engine, EngineOptions  # networkx is imported only to build
 
             options = EngineOptions(workers=self._workers, memory=self._memory)
-            return Engine(catalog, packs, index, self._reporter, options)
+            return Engine(catalog, packs, index, reporter, options)
 
         def run(some: Sequence[OutputPlan]) -> Mapping[str, FinishedOutput]:
-            return engine().run(some)
+            return clock.run(engine, some) if clock else engine(self._reporter).run(some)
 
         def survey(some: Sequence[OutputPlan]) -> Mapping[str, SurveyedOutput]:
-            return engine().survey(some)
+            return engine(self._reporter).survey(some)
 
         return LevelBuilder(plans, catalog, packs, index, run, survey, self._reporter)
 
@@ -382,10 +394,3 @@ class Project:
 
 
 _EMPTY_LOCK = Lockfile(geometry=GEOMETRY_1.id, sources=(), outputs=())
-
-
-def _note_throughput(catalog: Catalog, ready: Sequence[steps.Ready], seconds: float) -> None:
-    """Remember how fast this machine merges, for the estimates of `plan`."""
-    meters = [r.meter for r in ready]
-    moved = sum(m.expert_bytes + m.base_bytes + m.index_bytes + m.written for m in meters)
-    catalog.record_throughput(moved, seconds)

@@ -1,28 +1,17 @@
-"""The page of a sweep: one HTML file that needs nothing else, with curves, a map of what is read, and tables.
-
-Names come from checkpoints and Mergefiles, which may be anybody's. They go into the page in two ways only: escaped, in
-the parts that are written here; and as JSON without ``<``, ``>`` and ``&``, which the script puts in as text.
-"""
+"""The page of a sweep: one HTML file that needs nothing else, with curves, a map of what is read, and tables."""
 
 from __future__ import annotations
 
 import html
-import json
-import re
 from collections.abc import Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from mergepipe.cli.pages.columns import cells_of, full_read, head_of, legend
+from mergepipe.cli.pages.filling import filled, part, script_json
 from mergepipe.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from mergepipe.project.sweep_report import LostTensor, SweepPoint, SweepReport
-
-_PLACE = re.compile(r"@(\w+)@")
-# In JSON these may stand only inside of strings, where the escape means the same; so no text ends the script.
-_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
-
 
 def page(report: SweepReport) -> str:
     """Return the page.
@@ -37,19 +26,11 @@ def page(report: SweepReport) -> str:
         "name": html.escape(report.output),
         "summary": html.escape(_summary(report)),
         "table": _table(report),
-        "data": _json(_data(report)),
-        "style": _part("page.css"),
-        "script": _part("page.js"),
+        "data": script_json(_data(report)),
+        "style": part("page.css"),
+        "script": part("page.js"),
     }
-    return _PLACE.sub(lambda match: parts[match[1]], _part("page.html"))
-
-
-def _part(name: str) -> str:
-    return resources.files("mergepipe.cli.pages").joinpath(name).read_text(encoding="utf-8")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+    return filled("page.html", parts)
 
 
 def _summary(report: SweepReport) -> str:

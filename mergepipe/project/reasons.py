@@ -1,0 +1,98 @@
+"""Why an output must be built anew, in words that name what changed: a source's digest, a weight, the budget."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mergepipe.digest import format_digest
+from mergepipe.errors import LockError
+from mergepipe.lockfile.compare import Difference, declared_differences
+from mergepipe.lockfile.reader import parse_lock
+from mergepipe.lockfile.records import LockedOutput, Lockfile
+from mergepipe.lockfile.writer import key_text
+from mergepipe.project.facts import FACT_WORDS, Facts, PublishedRecord
+from mergepipe.project.key_parts import shortened
+
+_NAMED = 3
+_EXPERT = re.compile(r"experts\[(\d+)\]\.(.+)")
+_FACT_OF = {  # by the beginning of an entry; whatever is not here is a parameter
+    "operator": "operator",
+    "numerics": "operator",
+    "code.": "code",
+    "budget": "budget",
+    "write.": "layout",
+}
+
+
+def changed_reasons(record: PublishedRecord, new: Facts, declared: LockedOutput, place: Path) -> tuple[str, ...]:
+    """Return in words which facts differ from those of the build before, each with what changed of it.
+
+    Parameters
+    ----------
+    record
+        Of the output as it was built.
+    declared
+        The output as it is declared now.
+    place
+        Where the record is from, for messages.
+    """
+    old = record.facts
+    details = _details(record.lock, declared, place)
+    reasons = [_source_reason(name, old, new) for name in sorted({*old.sources, *new.sources})]
+    reasons += [
+        _joined(words, details.get(name, ()))
+        for name, words in FACT_WORDS.items()
+        if name not in ("tensors", "card") and getattr(old, name) != getattr(new, name)
+    ]
+    found = tuple(reason for reason in reasons if reason)
+    # These two follow from the others, so that they say something only where they are alone.
+    alone = next((name for name in ("tensors", "card") if getattr(old, name) != getattr(new, name)), None)
+    return found or ((FACT_WORDS[alone],) if alone else ())
+
+
+def _source_reason(name: str, old: Facts, new: Facts) -> str:
+    before, after = old.sources.get(name), new.sources.get(name)
+    if before == after:
+        return ""
+    if before is None or after is None:
+        return f"source `{name}` is new or gone"
+    texts = (shortened(format_digest(digest)) for digest in (before, after))
+    return f"source `{name}` has other content: {' -> '.join(map(str, texts))}"
+
+
+def _joined(words: str, details: Sequence[str]) -> str:
+    if not details:
+        return words
+    more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
+    return f"{words}: {', '.join(details[:_NAMED])}{more}"
+
+
+def _details(lock: str, declared: LockedOutput, place: Path) -> Mapping[str, Sequence[str]]:
+    """Return by fact what changed of it; nothing where the record's lock cannot be read any more."""
+    try:
+        before = parse_lock(lock, place)
+    except LockError:
+        return {}
+    now = Lockfile(geometry=before.geometry, sources=(), outputs=(declared,))
+    found: dict[str, list[str]] = {}
+    prefix = f"outputs.{key_text(declared.name)}."
+    for difference in declared_differences(before, now):
+        entry = difference.entry.removeprefix(prefix)
+        if not entry.startswith(("sources.", "path", "publish")):
+            fact = next((fact for start, fact in _FACT_OF.items() if entry.startswith(start)), "parameters")
+            found.setdefault(fact, []).append("".join(_words(entry, difference, declared)))
+    return found
+
+
+def _words(entry: str, difference: Difference, declared: LockedOutput) -> Iterator[str]:
+    expert = _EXPERT.fullmatch(entry)
+    if expert:
+        yield f"{expert[2]} of `{declared.experts[int(expert[1])].source}` "
+    elif entry.startswith(("params.", "write.", "code.")):
+        yield f"`{entry.partition('.')[2]}` "
+    elif entry not in ("budget", "operator"):
+        yield f"{entry} "
+    old, new = ("none" if text is None else shortened(text) or "" for text in (difference.old, difference.new))
+    yield f"{old} -> {new}"
