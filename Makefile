@@ -9,7 +9,7 @@ PYTEST_FLAGS ?= -n auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint types reference bench clean
+.PHONY: help demo test test-slow lint types docs reference bench clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 17
@@ -28,6 +28,9 @@ lint: $(VENV)/installed-dev  ## Check the style with ruff
 
 types: $(VENV)/installed-dev  ## Check the types with mypy
 	$(RUN) mypy
+
+docs: $(VENV)/installed-docs  ## Build the site of docs/ into build/site; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 reference: $(VENV)/installed  ## Write docs/reference/operators.md from the operators
 	$(RUN) mergepipe.operators.reference >docs/reference/operators.md.new
@@ -59,4 +62,8 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/created
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/created
 	$(PIP) --editable '.[dev]'
+	@touch $(VENV)/installed $(VENV)/installed-docs $@
+
+$(VENV)/installed-docs: pyproject.toml constraints.txt | $(VENV)/created
+	$(PIP) --editable '.[docs]'
 	@touch $(VENV)/installed $@

@@ -1,4 +1,4 @@
-"""What our commands have in common: global options, examples in the help, and working in the directory of ``-C``."""
+"""What our commands have in common: global options, the sections of their manual, completion, and ``-C``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
+from mergepipe.cli.completing import complete_parameters
 from mergepipe.cli.errors import UsageError, suggestion
+from mergepipe.cli.help_facts import VARIABLES, manual_of
 from mergepipe.cli.options import GlobalOption, global_options
 from mergepipe.cli.session import Session
 
@@ -27,6 +29,7 @@ class Command(click.Command):
 
     def __init__(self, *arguments: Any, examples: Examples = (), **attributes: Any) -> None:
         super().__init__(*arguments, **_with_common(attributes))
+        complete_parameters(self.params)
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -39,8 +42,8 @@ class Command(click.Command):
         _write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples."""
-        _write_examples(self.examples, formatter)
+        """Write the further sections of the manual."""
+        _write_manual(ctx, self.examples, formatter)
 
 
 class Group(click.Group):
@@ -49,6 +52,7 @@ class Group(click.Group):
     def __init__(self, *arguments: Any, examples: Examples = (), **attributes: Any) -> None:
         attributes = _with_common(attributes) | {"invoke_without_command": True, "subcommand_metavar": "COMMAND"}
         super().__init__(*arguments, **attributes)
+        complete_parameters(self.params)
         self.examples = examples
 
     def resolve_command(
@@ -73,14 +77,20 @@ class Group(click.Group):
         """Return the commands in the order in which people need them."""
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with the whole first sentence of each."""
+        rows = [(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, then the options."""
         self.format_commands(ctx, formatter)
         _write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples."""
-        _write_examples(self.examples, formatter)
+        """Write the further sections of the manual."""
+        _write_manual(ctx, self.examples, formatter)
 
 
 def show_help_if_alone(context: click.Context) -> None:
@@ -130,7 +140,19 @@ def _write_options(command: click.Command, ctx: click.Context, formatter: click.
                 formatter.write_dl(records)
 
 
-def _write_examples(examples: Examples, formatter: click.HelpFormatter) -> None:
-    if examples:
-        with formatter.section("Examples"):
-            formatter.write_dl(examples, col_max=46)
+def _write_manual(ctx: click.Context, examples: Examples, formatter: click.HelpFormatter) -> None:
+    manual = manual_of(ctx.command_path.partition(" ")[2])
+    sections = (
+        ("Exit codes", manual.codes()),
+        ("Files", manual.files),
+        ("Environment", [(name, VARIABLES[name]) for name in manual.environment]),
+        ("Examples", examples),
+    )
+    for title, rows in sections:
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=46)
+    if manual.see_also:
+        with formatter.section("See also"):
+            for line in manual.see_also:  # as they are: a wrapped command or path is none
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")

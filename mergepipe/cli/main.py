@@ -21,24 +21,31 @@ from mergepipe._version import __version__
 from mergepipe.cli.build import build
 from mergepipe.cli.cache import cache
 from mergepipe.cli.command import Group, show_help_if_alone
+from mergepipe.cli.completion import VARIABLE as COMPLETION
+from mergepipe.cli.completion import completion
 from mergepipe.cli.console import discard
+from mergepipe.cli.diff import diff
 from mergepipe.cli.errors import as_mergepipe_error
 from mergepipe.cli.explain import explain
+from mergepipe.cli.git import git
+from mergepipe.cli.help import help_
 from mergepipe.cli.import_ import import_
 from mergepipe.cli.init import init
 from mergepipe.cli.options import GlobalOptions
 from mergepipe.cli.plan import plan
+from mergepipe.cli.replay import replay
+from mergepipe.cli.report import report
 from mergepipe.cli.session import Session
 from mergepipe.cli.status import status
 from mergepipe.cli.sweep import sweep
+from mergepipe.cli.verify import verify
 
 _EXAMPLES = (
     ("mergepipe init", "write a Mergefile for the checkpoints found here"),
     ("mergepipe plan", "see what a build would read"),
     ("mergepipe build", "build all outputs"),
-    ("mergepipe build --help", "read about one command"),
+    ("mergepipe help build", "read about one command"),
 )
-_COMPLETION = "_MERGEPIPE_COMPLETE"
 
 
 @click.group(cls=Group, examples=_EXAMPLES)
@@ -49,7 +56,11 @@ def mergepipe(context: click.Context) -> None:
     show_help_if_alone(context)
 
 
-for command in (init, import_, build, plan, sweep, status, explain, cache):
+_COMMANDS = (
+    init, import_, build, plan, sweep, status, explain, report,
+    diff, verify, replay, git, cache, completion, help_,
+)  # fmt: skip
+for command in _COMMANDS:
     mergepipe.add_command(command)
 
 
@@ -61,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     argv
         The arguments after the program's name; those of the process by default.
     """
-    if _COMPLETION in os.environ:
-        mergepipe.main(prog_name="mergepipe")
+    if COMPLETION in os.environ:
+        mergepipe.main(prog_name="mergepipe", obj=Session(GlobalOptions()))
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
