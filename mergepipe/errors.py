@@ -15,6 +15,7 @@
     ├── LockError                  2   Mergefile.lock cannot be read
     │   └── LockDiffersError       3   ``--locked`` and the lock would change
     ├── PublishError               2   the output directory must not be overwritten
+    ├── ReplayError                1   an output that was made again is another one than before
     ├── InternalError              1   a promise of ours was broken: a bug
     └── CancelledError           130   the user interrupted
 
@@ -139,6 +140,10 @@ class PublishError(MergepipeError):
     """An output directory must not be overwritten, or lies where it must not."""
 
     exit_status = 2
+
+
+class ReplayError(MergepipeError):
+    """What was made again from a manifest is not what the manifest says; nothing was published."""
 
 
 class InternalError(MergepipeError):

@@ -6,17 +6,20 @@ Set ``UPDATE_GOLDEN=1`` to write the output in README anew, and review the diffe
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
-from support.cli import run_mergepipe
+import yaml
+from support.cli import run_mergepipe, run_process
 
 from mergepipe import errors
 from mergepipe.cli import errors as cli_errors
@@ -36,6 +39,9 @@ REFERENCE = ROOT / "docs" / "reference" / "mergefile.md"
 OPERATORS = ROOT / "docs" / "reference" / "operators.md"
 CLI_REFERENCE = ROOT / "docs" / "reference" / "cli.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+STARTED = ROOT / "docs" / "getting-started.md"
+ERRORS = ROOT / "docs" / "reference" / "errors.md"
+PYTHON_API = ROOT / "docs" / "reference" / "python-api.md"
 
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
@@ -143,7 +149,7 @@ experts = ["math"]
     [
         _SUPPORTED.replace('path = "b"', 'hub = "org/model"'),
         _SUPPORTED.replace('path = "b"', 'path = "b"\nprogressive = true'),
-        _SUPPORTED + '[outputs.merged.budget]\nstats = "sample"\nexpert_reads = "25%"\n',
+        _SUPPORTED + '[outputs.merged.budget]\nprecision = "levels"\nexpert_reads = "25%"\n',
         _SUPPORTED.replace('path = "b"', 'path = "b"\non = "lora"\n[sources.lora]\npath = "c"\non = "base"'),
         _SUPPORTED.replace('path = "b"', 'path = "b"\non = "merged"').replace('["math"]', '["base"]'),
     ],
@@ -223,11 +229,10 @@ def test_the_command_reference_is_complete():
         assert [option for option in own if option not in row] == [], name
 
 
-@pytest.mark.parametrize("page", [README, CLI_REFERENCE], ids=name_of)
-def test_the_exit_codes_are_those_of_the_errors(page):
+def test_the_exit_codes_are_those_of_the_errors():
     classes = [*vars(errors).values(), *vars(cli_errors).values()]
     statuses = {c.exit_status for c in classes if isinstance(c, type) and issubclass(c, errors.MergepipeError)}
-    table = read(page).partition("## Exit codes")[2].partition("\n## ")[0]
+    table = read(CLI_REFERENCE).partition("## Exit codes")[2].partition("\n## ")[0]
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == {0, *statuses}
 
 
@@ -248,13 +253,13 @@ def without_times(text: str) -> str:
     return _SECONDS.sub("N s", text).strip()
 
 
-def replace_printed(outputs: list[str]) -> None:
+def replace_printed(page: Path, outputs: list[str]) -> None:
     bodies = iter(outputs)
 
     def block(match: re.Match[str]) -> str:
         return f"```text\n{next(bodies).strip()}\n```" if match["language"] == "text" else match[0]
 
-    README.write_text(_FENCE.sub(block, read(README)), encoding="utf-8")
+    page.write_text(_FENCE.sub(block, read(page)), encoding="utf-8")
 
 
 def test_the_committed_lock_is_current(example):
@@ -266,22 +271,22 @@ def test_readme_shows_what_the_demo_prints(example):
     printed = [run_mergepipe(["build"], example) for _ in range(2)]
     assert [result.code for result in printed] == [0, 0], printed[0].text
     if os.environ.get("UPDATE_GOLDEN"):
-        replace_printed([result.stdout for result in printed])
+        replace_printed(README, [result.stdout for result in printed])
     shown = fences(README, "text")
     assert [without_times(text) for text in shown] == [without_times(result.stdout) for result in printed]
 
 
 def test_the_command_reference_shows_the_keys_of_the_json(example):
     printed = run_mergepipe(["build", "--json"], example)
-    (shown,) = fences(CLI_REFERENCE, "json")
+    shown = next(text for text in fences(CLI_REFERENCE, "json") if text.startswith('{\n  "lock"'))
     assert keys_of(json.loads(shown)) == keys_of(json.loads(printed.stdout))
 
 
 def test_the_command_reference_shows_what_explain_prints(example):
-    (shown,) = fences(CLI_REFERENCE, "text")
-    args = next(words for words in command_lines(CLI_REFERENCE) if words[:2] == ["mergepipe", "explain"])
-    printed = run_mergepipe(args[1:], example)
-    assert (printed.code, printed.stdout) == (0, shown)
+    command, (shown, *_) = next(b for b in commands_and_texts(CLI_REFERENCE) if b[0].startswith("mergepipe explain"))
+    built = run_mergepipe(["build"], example)
+    printed = run_mergepipe(shlex.split(command)[1:], example)
+    assert (built.code, printed.code, printed.stdout) == (0, 0, shown)
 
 
 def keys_of(value: object) -> object:
@@ -318,6 +323,65 @@ def test_the_guide_can_be_followed(tmp_path):
     assert run_mergepipe(["build", "--locked"], models.parent).code == 0
 
 
+def commands_and_texts(page: Path) -> list[tuple[str, list[str]]]:
+    """Return a page's bash blocks, each with what is shown behind it."""
+    found: list[tuple[str, list[str]]] = []
+    for match in _FENCE.finditer(read(page)):
+        if match["language"] == "bash":
+            found.append((match["body"], []))
+        elif match["language"] == "text":
+            found[-1][1].append(match["body"])
+    return found
+
+
+def test_getting_started_can_be_followed_and_shows_what_is_printed(tmp_path):
+    """Every line is run in one shell, as it stands; the last lines of a block print what is shown behind it."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    blocks = commands_and_texts(STARTED)
+    printed, script = tmp_path / "printed", []
+    for block, (body, _) in enumerate(blocks):
+        for number, line in enumerate(body.splitlines()):
+            allowed = 1 if line == "mergepipe diff" else 0  # there are differences
+            script.append(f"{{ {line}\n}} >{printed}-{block}-{number}; [ $? -eq {allowed} ] || exit 9")
+    names = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL")
+    env = dict.fromkeys(names, "somebody@example.org") | {"HOME": str(tmp_path)}
+    env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    result = run_process(["bash", "--norc", "-c", "\n".join(script)], tmp_path, env)
+    assert result.code == 0, result.text
+    shown = [text for _, texts in blocks for text in texts]
+    real = []
+    for block, (body, texts) in enumerate(blocks):
+        outputs = [Path(f"{printed}-{block}-{number}").read_text() for number in range(len(body.splitlines()))]
+        real += [text for text in outputs if text][-len(texts) :] if texts else []
+    if os.environ.get("UPDATE_GOLDEN"):
+        replace_printed(STARTED, real)
+    assert [without_times(text) for text in shown] == [without_times(text) for text in real]
+
+
+def test_the_examples_of_the_python_api_run(example):
+    code = "\n".join(fences(PYTHON_API, "python"))
+    result = run_process([sys.executable, "-W", "error", "-c", code], example)
+    assert result.code == 0, result.text
+    assert "python 0.5 outputs.assistant.rules[0].experts.python.weight" in result.stdout
+
+
+def test_the_errors_that_are_shown_are_printed(tmp_path):
+    (mergefile,) = fences(ROOT / "docs" / "index.md", "toml")
+    (tmp_path / "Mergefile.toml").write_text(mergefile.replace('source = "code"', 'source = "cod"'), encoding="utf-8")
+    printed = [run_mergepipe(["build", *args], tmp_path) for args in ([], ["--json"])]
+    assert [result.code for result in printed] == [2, 2]
+    real = [result.stderr.replace(f"{tmp_path}/", "") for result in printed]
+    if os.environ.get("UPDATE_GOLDEN"):
+        replace_printed(ERRORS, real)
+    assert fences(ERRORS, "text") == real
+
+
+def test_the_example_of_the_errors_runs(tmp_path):
+    (code,) = fences(ERRORS, "python")
+    result = run_process([sys.executable, "-c", code], tmp_path)
+    assert (result.code, result.stdout.split()[0]) == (0, "mergefile"), result.text
+
+
 # --- references -------------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +390,22 @@ def test_links_lead_somewhere(page):
     targets = [match["target"].partition("#")[0] for match in _LINK.finditer(read(page))]
     local = [target for target in targets if target and "://" not in target]
     assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what the headings of a page are called in links to them."""
+    body = _FENCE.sub("", read(page))
+    titles = re.findall(r"^#+ (.+)$", body, re.MULTILINE)
+    plain = [re.sub(r"\[(.+?)\]\(.+?\)", r"\1", title).lower() for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_headings_lead_to_headings(page):
+    targets = [match["target"].partition("#") for match in _LINK.finditer(read(page)) if "://" not in match["target"]]
+    named = [(page.parent / path if path else page, anchor) for path, _, anchor in targets if anchor]
+    pages = [(path, anchor) for path, anchor in named if path.suffix == ".md"]
+    assert [f"{path.name}#{anchor}" for path, anchor in pages if anchor not in anchors(path)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -344,6 +424,50 @@ def test_every_law_is_in_the_architecture_and_says_where_it_is_tested():
     rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|$", read(ARCHITECTURE), re.MULTILINE)
     rows = [row for row in rows if "`tests/" in row[2] or "not yet" in row[2]]
     assert [int(number) for number, *_ in rows] == list(range(1, 11))
+
+
+def error_classes() -> dict[str, type[errors.MergepipeError]]:
+    """Return by kind every class of errors in the package that is not private."""
+    found = {}
+    known = {"MergepipeError"}
+    declared = re.compile(r"^class (\w+)\((\w+)\):", re.MULTILINE)
+    classes = [(path, *pair) for path in (ROOT / "mergepipe").rglob("*.py") for pair in declared.findall(read(path))]
+    for _ in range(4):  # deeper than the tree of errors is
+        known |= {name for _, name, base in classes if base in known}
+    for path, name, _ in classes:
+        if name in known - {"MergepipeError", "CollectedErrors"} and not name.startswith("_"):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            kind = getattr(importlib.import_module(module), name)
+            found[kind.kind()] = kind
+    return found
+
+
+def test_the_errors_are_all_there_with_their_kinds_and_exit_codes():
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (\d+) \| (.+) \| (.+) \|$", read(ERRORS), re.MULTILINE)
+    assert len(rows) > 10
+    documented = {kind: (name, int(code)) for kind, name, code, *_ in rows}
+    assert documented == {kind: (found.__name__, found.exit_status) for kind, found in error_classes().items()}
+
+
+def test_the_tree_of_errors_is_the_one_that_the_module_shows():
+    drawn = dict(re.findall(r"(\w+Error) +(\d+)", errors.__doc__ or ""))
+    real = {name: found.exit_status for name, found in vars(errors).items() if name.endswith("Error")}
+    assert {name: int(code) for name, code in drawn.items()} == real
+
+
+def nav_pages(entry: object) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield entry
+    for inner in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+        yield from nav_pages(inner)
+
+
+def test_the_site_has_every_page_once():
+    # The base loader takes the tags of mkdocs.yml for what they are to us: nothing.
+    config = yaml.load(read(ROOT / "mkdocs.yml"), yaml.BaseLoader)
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in PAGES if path.is_relative_to(ROOT / "docs")]
+    assert sorted(nav_pages(config["nav"])) == sorted(pages)
+    assert config["theme"]["font"] == "false", "nothing is loaded from elsewhere"
 
 
 def test_readme_is_short():

@@ -19,7 +19,7 @@ import mergepipe
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-TARGETS = ("demo", "test", "test-slow", "lint", "types", "reference", "bench", "clean")
+TARGETS = ("demo", "test", "test-slow", "lint", "types", "docs", "reference", "bench", "clean")
 
 
 def text_of(name: str) -> str:
@@ -113,9 +113,52 @@ def test_ci_is_an_executable_script_of_valid_bash():
     assert run_process(["bash", "-n", str(path)], ROOT).code == 0
 
 
+def run_ci_function(folder: Path, call: str):
+    """Run a function of the CI script with no program at hand but those in a folder."""
+    functions = re.findall(r"^\w+\(\) \{$.*?^\}$", text_of(".ci/run"), re.MULTILINE | re.DOTALL)
+    script = "\n".join(["set -euo pipefail", *functions, call])
+    return run_process([shutil.which("bash") or "bash", "-c", script], folder, {"PATH": str(folder)})
+
+
+def test_ci_installs_a_browser_where_there_is_none_and_tries_again(tmp_path):
+    for name in ("timeout", "env", "id", "touch", "chmod"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    (tmp_path / "sleep").symlink_to(shutil.which("true"))
+    (tmp_path / "sudo").write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    # The first attempt fails, as package servers do; installing makes a program.
+    (tmp_path / "apt-get").write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/tried ] || {{ touch {tmp_path}/tried; exit 100; }}\n"
+        f'case "$*" in *install*chromium) touch {tmp_path}/chromium; chmod +x {tmp_path}/chromium;; esac\n'
+    )
+    for name in ("sudo", "apt-get"):
+        (tmp_path / name).chmod(0o755)
+    result = run_ci_function(tmp_path, "install_chromium")
+    assert (result.code, result.stdout.splitlines()[-1]) == (0, f"{tmp_path}/chromium"), result.text
+    assert "attempt 1 of `timeout 120" in result.stdout
+    (tmp_path / "apt-get").unlink()
+    again = run_ci_function(tmp_path, "install_chromium")
+    assert (again.code, again.stdout) == (0, f"{tmp_path}/chromium\n"), "it is there: nothing is installed"
+
+
+def test_ci_fails_where_no_browser_can_be_had(tmp_path):
+    for name in ("timeout", "env", "id"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    for name in ("sleep", "sudo"):
+        (tmp_path / name).symlink_to(shutil.which("true" if name == "sleep" else "false"))
+    assert run_ci_function(tmp_path, "install_chromium & wait $!").code != 0
+
+
+def test_ci_ends_within_its_limit(tmp_path):
+    limits = dict(re.findall(r"\b(LIMIT|SUITE_LIMIT)=(\d+)", text_of(".ci/run")))
+    assert int(limits["LIMIT"]) < 25 * 60
+    assert "timeout" in re.search(r"^suite\(\) \{$(.*?)^\}$", text_of(".ci/run"), re.MULTILINE | re.DOTALL)[1]
+    steps = re.findall(r"^suite make (\S+)", text_of(".ci/run"), re.MULTILINE)
+    assert steps == ["test", "test-slow"]
+
+
 def test_ci_runs_the_checks_of_the_makefile():
     script = text_of(".ci/run")
-    missing = [name for name in ("lint", "types", "demo", "test", "test-slow") if f"make {name}" not in script]
+    missing = [name for name in ("lint", "types", "docs", "demo", "test", "test-slow") if f"make {name}" not in script]
     assert missing == []
 
 

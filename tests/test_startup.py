@@ -61,7 +61,13 @@ def test_the_package_gives_its_public_names_on_demand(tmp_path):
     assert result.stdout.split()[:2] == ["open_project", "Project"]
 
 
-@pytest.mark.parametrize("args", [["--version"], ["--help"], ["build", "--help"], ["cache", "prune", "--help"]])
+LOOKING = [
+    *(["--version"], ["--help"], ["build", "--help"], ["cache", "prune", "--help"]),
+    *(["help", "build"], ["completion", "zsh"]),
+]
+
+
+@pytest.mark.parametrize("args", LOOKING, ids=" ".join)
 def test_version_and_help_import_nothing_heavy(tmp_path, args):
     assert HEAVY & imported_by(args, tmp_path) == set()
 

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from mergepipe.errors import CacheError, fail_storage
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SEAL_BYTES = 8
 
@@ -35,6 +35,14 @@ CREATE TABLE tensors (
     file INTEGER NOT NULL REFERENCES files (id) ON DELETE CASCADE,
     name TEXT NOT NULL,
     digest BLOB NOT NULL,
+    blocks BLOB NOT NULL,
+    seal BLOB NOT NULL,
+    PRIMARY KEY (file, name)
+);
+CREATE TABLE samples (
+    file INTEGER NOT NULL REFERENCES files (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    samples BLOB NOT NULL,
     blocks BLOB NOT NULL,
     seal BLOB NOT NULL,
     PRIMARY KEY (file, name)

@@ -248,7 +248,7 @@ class Project:
     def explain(
         self, output: str, tensor: str | None = None, *, measure: bool = True
     ) -> OutputExplanation | TensorExplanation:
-        """Return how an output, or one tensor of it, comes about; ``measure`` lets weights be read for what experts gave.
+        """Return how an output, or one tensor, comes about; ``measure`` lets weights be read for what experts gave.
 
         Raises
         ------

@@ -219,6 +219,7 @@ def test_a_small_disk_that_cannot_be_mounted_is_said(run, monkeypatch):
     assert message.startswith("step list 1 ")
 
 
+@pytest.mark.slow
 def test_changes_during_a_build(run):
     expected = {
         "outcome": "either",

@@ -221,20 +221,20 @@ def test_status_plan_and_cache_info_answer_while_builds_run(built):
     ended = []
 
     def build_on():
-        for version in range(2, 7):
+        for version in range(2, 10):
             built.turn_to(version)
             ended.append(built.run())
         stop.set()
 
     builder = threading.Thread(target=build_on)
-    builder.start()
     asked = []
-    try:
-        with ForkServer() as other:
+    with ForkServer() as other:
+        builder.start()
+        try:
             while not stop.is_set():
                 asked += [(command, other.run(command, built.home)) for command in ASKING]
-    finally:
-        builder.join()
+        finally:
+            builder.join()
     assert all(result.code == 0 for result in ended), [result.text for result in ended]
     failed = [(command, result.text) for command, result in asked if result.code != 0]
     # A source that is being written cannot be read: that is no fault of the answer.

@@ -35,7 +35,7 @@ def faulty(tmp_path_factory):
     library = compile_faults(tmp_path_factory.mktemp("faults"))
     if library is None:
         pytest.skip("there is no C compiler for the library of faults")
-    with ForkServer(env={"LD_PRELOAD": str(library)}) as started:
+    with ForkServer(env={"LD_PRELOAD": str(library)}, flush=True) as started:
         yield started
 
 

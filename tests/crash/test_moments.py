@@ -154,6 +154,7 @@ def state_of(files: dict[str, bytes]) -> str:
     """Return a digest of all files; a manifest counts without what the run cost."""
     record = json.loads(files[MANIFEST]) if MANIFEST in files else {}
     record.pop("run", None)
+    record.pop("checksum", None)  # that of all bytes, what the run cost among them
     whole = {**files, MANIFEST: json.dumps(record).encode()}
     return blake3(b"".join(name.encode() + data for name, data in sorted(whole.items()))).hexdigest()
 

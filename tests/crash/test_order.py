@@ -8,13 +8,14 @@ from support.faults import compile_faults
 from support.forked import ForkServer
 
 
-@pytest.fixture
-def calls(tmp_path):
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
     """Return the file system calls of a rebuild in order, as (call, path below the project)."""
+    tmp_path = tmp_path_factory.mktemp("order")
     library = compile_faults(tmp_path)
     if library is None:
         pytest.skip("there is no C compiler for the library that logs calls")
-    with ForkServer(env={"LD_PRELOAD": str(library)}) as server:
+    with ForkServer(env={"LD_PRELOAD": str(library)}, flush=True) as server:
         site = Site(tmp_path / "site", server)
         site.report()
         site.turn_to(2)

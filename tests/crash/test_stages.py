@@ -46,9 +46,22 @@ def finish(site, reference):
     return report
 
 
-@pytest.mark.parametrize("passes", [1, 2, 3])
-@pytest.mark.parametrize("point", CRASH_POINTS)
+KILLS = [(point, passes) for point in CRASH_POINTS for passes in (1, 2, 3)]
+SOME_KILLS = [(point, 1 + number % 3) for number, point in enumerate(CRASH_POINTS)]
+
+
+@pytest.mark.parametrize(("point", "passes"), SOME_KILLS)
+def test_killed_at_any_point_in_some_stage_the_next_build_ends_clean(built, clean, point, passes):
+    killed_at(built, clean, point, passes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "passes"), [kill for kill in KILLS if kill not in SOME_KILLS])
 def test_killed_at_any_point_in_any_stage_the_next_build_ends_clean(built, clean, point, passes):
+    killed_at(built, clean, point, passes)
+
+
+def killed_at(built, clean, point, passes):
     built.turn_to(2)
     code = built.run(env={"MERGEPIPE_CRASH_POINT": f"{point}:{passes}"}).code
     assert code in (0, -9)  # not every point is passed three times

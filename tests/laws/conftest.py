@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-from support.projects import skip_flushing
+from support.projects import quicken
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        skip_flushing(monkeypatch)
+        quicken(monkeypatch)
         yield

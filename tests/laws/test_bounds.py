@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.every_operator import RECIPES
 from support.operators import Run, tensor_params
+from support.quick import every
 
 from mergepipe.operators.registry import operator as operator_named
 from mergepipe.plan.bounds import update_norm
@@ -95,6 +96,13 @@ KINDS = {
 }
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 BOUNDED = sorted(set(KIND_OF) - KINDS["none"])
+# Of each family and kind of bound one case; the slow suite has the others.
+QUICK = {
+    *("linear-sum", "task_arithmetic-mean", "passthrough", "slerp-beyond", "nuslerp-columns", "multislerp", "karcher"),
+    *("dare_linear-l1", "breadcrumbs-density", "ties-lone", "nearswap", "arcee_fusion", "model_stock"),
+    *("ties-mean-l1", "della-density", "sce", "ram", "ramplus-strong", "ties-sum", "breadcrumbs_ties"),
+    *("ties-mixed", "nuslerp-base-rows", "model_stock-rows"),
+}
 # Where the result is a combination of base and deltas, so that its distance from the base follows from a Gram matrix.
 COMBINED = {
     *("linear", "linear-sum", "task_arithmetic", "task_arithmetic-mean", "passthrough", "slerp", "slerp-beyond"),
@@ -229,6 +237,7 @@ def check_every_cut(merge, order):
 
 def test_every_case_is_of_the_kind_that_is_proven():
     assert set(KIND_OF) == set(CASES)
+    assert set(CASES) > QUICK
     family = Family(base=np.zeros((6, 5)), experts=list(np.random.default_rng(0).standard_normal((3, 6, 5))))
     found = {}
     for name, (_, experts, _) in CASES.items():
@@ -238,7 +247,7 @@ def test_every_case_is_of_the_kind_that_is_proven():
     assert {name for name, influence in found.items() if influence.combination is not None} == COMBINED
 
 
-@pytest.mark.parametrize("case", BOUNDED)
+@pytest.mark.parametrize("case", every(BOUNDED, QUICK))
 @settings(max_examples=25)
 @given(data=st.data())
 def test_the_bound_holds_for_every_prefix(case, data):
@@ -247,7 +256,7 @@ def test_the_bound_holds_for_every_prefix(case, data):
     check_every_cut(merge, order)
 
 
-@pytest.mark.parametrize("case", BOUNDED)
+@pytest.mark.parametrize("case", every(BOUNDED, QUICK))
 @settings(max_examples=25)
 @given(data=st.data())
 def test_a_block_moves_by_no_more_than_its_influence_allows_whatever_is_left_out(case, data):
@@ -269,7 +278,7 @@ def test_a_block_moves_by_no_more_than_its_influence_allows_whatever_is_left_out
         assert np.linalg.norm(moved[block]) <= limit + merge.rounding
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize("case", every(sorted(CASES), QUICK))
 @settings(max_examples=10)
 @given(data=st.data())
 def test_everything_read_is_the_full_read_bit_for_bit(case, data):
@@ -281,7 +290,7 @@ def test_everything_read_is_the_full_read_bit_for_bit(case, data):
     assert merge.without(omissions(selection, merge.norms.shape)).tobytes() == merge.full.tobytes()
 
 
-@pytest.mark.parametrize("case", sorted(COMBINED))
+@pytest.mark.parametrize("case", every(sorted(COMBINED), QUICK))
 @settings(max_examples=25)
 @given(data=st.data())
 def test_the_norm_of_the_update_is_that_of_the_merge(case, data):

@@ -6,6 +6,7 @@ from laws.test_every_operator import SHAPES, family, make
 from support.budgets import levels, percent, selected, with_budget
 from support.every_operator import RECIPES
 from support.projects import TINY, Messages, Reads, SmallProject, tensor_range
+from support.quick import every
 from support.reference import assert_same_tensors
 
 from mergepipe.cache.catalog import Catalog
@@ -65,7 +66,7 @@ def built(tmp_path_factory):
 # --- law 1 --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every(NAMES))
 def test_a_full_budget_gives_the_full_read_bit_for_bit(tmp_path, name):
     full = make(tmp_path / "full", name)
     full.set_output("m", full.outputs["m"] | {"base": "base"})
@@ -103,7 +104,7 @@ def test_blocks_of_the_full_read_are_reused_under_a_budget_and_the_other_way_rou
 # --- laws 3 and 4 -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every(NAMES))
 def test_access_sets_nest_and_planned_bytes_stay_within_the_budget(built, name):
     _, found = built(name)
     before = set()
@@ -117,7 +118,7 @@ def test_access_sets_nest_and_planned_bytes_stay_within_the_budget(built, name):
     assert None in bounds or bounds == sorted(bounds, reverse=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every(NAMES))
 def test_the_true_error_is_within_the_bound(built, name):
     full, found = built(name)
     for share in SHARES:
@@ -130,7 +131,7 @@ def test_the_true_error_is_within_the_bound(built, name):
         assert distance(full, tensors) <= report.bound.absolute * (1 + 1e-5) + 1e-4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every(NAMES))
 def test_what_the_reader_counts_is_what_was_planned(tmp_path, monkeypatch, name):
     project = budgeted(tmp_path, name, percent(30))
     project.open().plan()  # takes the measurements, and merges nothing
@@ -288,7 +289,7 @@ def test_nothing_changed_nothing_read(tmp_path, monkeypatch):
 
 def test_the_record_knows_the_access_set_when_the_statistics_are_gone(tmp_path):
     project = budgeted(tmp_path, "ties", percent(30))
-    planned = project.open().plan().as_json()
+    planned = what_is_planned(project)
     project.build()
     with project.open()._writing() as (catalog, _):
         assert isinstance(catalog, Catalog)
@@ -296,10 +297,15 @@ def test_the_record_knows_the_access_set_when_the_statistics_are_gone(tmp_path):
     assert project.open().status().outputs["m"].state == "up-to-date"
     report = project.build_one("m")
     assert (report.state, report.index_bytes_read) == ("unchanged", 0)
-    again = project.open().plan().as_json()
-    for each in (planned, again):
-        each["outputs"]["m"]["estimate"]["seconds"] = each["outputs"]["m"]["index_bytes_read"] = None
-    assert again == planned
+    assert what_is_planned(project) == planned
+
+
+def what_is_planned(project):
+    """Return the part of a plan that does not depend on what is cached."""
+    planned = project.open().plan().outputs["m"]
+    experts = {name: (expert.planned, expert.omitted) for name, expert in planned.experts.items()}
+    sizes = (planned.expert_bytes["full"], planned.expert_bytes["planned"], planned.base_bytes, planned.expert_blocks)
+    return (planned.digest, experts, sizes, planned.bound, planned.losses, planned.expected_error, planned.omitted_mass)
 
 
 def test_another_budget_measures_nothing_and_computes_only_what_differs(tmp_path, monkeypatch):
@@ -309,7 +315,7 @@ def test_another_budget_measures_nothing_and_computes_only_what_differs(tmp_path
     chosen = selected(project)
     assert project.open().status().outputs["m"].state == "up-to-date"
     with_budget(project, percent(40))
-    assert project.open().status().outputs["m"].reasons == ("the budget changed", )
+    assert project.open().status().outputs["m"].reasons == ("the budget changed: 30% -> 40%",)
     report = project.build_one("m")
     changed = {(tensor, block) for tensor, _, block in selected(project) ^ chosen}
     assert report.index_bytes_read == 0

@@ -10,8 +10,9 @@ import pytest
 from support.checkpoints import random_tensors, safetensors_bytes
 from support.projects import SmallProject, edit_tensor, snapshot
 
-from mergepipe.cache.catalog import Catalog, SourceFile, TensorDigests
+from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout
+from mergepipe.cache.records import SourceFile, TensorDigests
 from mergepipe.checkpoints.checkpoint import open_checkpoint
 from mergepipe.digest import content_digest, tensor_digest
 from mergepipe.engine import files, job

@@ -10,6 +10,8 @@ from support.checkpoints import random_tensors
 from support.cli import clean_environment
 from support.projects import Reads, SmallProject, data_start, snapshot
 
+from mergepipe.fsio import identity
+
 SHAPES = {f"model.layers.{n}.w": (16, 16) for n in range(4)} | {"model.embed_tokens.weight": (40, 8)}
 TESTS = Path(__file__).parents[1]
 
@@ -44,6 +46,15 @@ def test_a_second_build_reads_headers_and_no_weight(project, monkeypatch):
         assert read == (0, 0, 0, 0)
         assert report.blocks["cached"] == report.blocks["total"]
         assert report.blocks["computed"] == report.blocks["copied"] == report.expert_blocks["read"] == 0
+
+
+def test_a_source_written_a_moment_before_a_build_is_not_hashed_again_by_the_next(project, monkeypatch):
+    """The build waits until a later write would show in the file's times, here on a machine with a slow clock."""
+    monkeypatch.setattr(identity, "FINE_GRANULARITY_NS", 150_000_000)
+    project.add_source("e1", random_tensors(7, SHAPES, "bfloat16"))
+    assert {report.state for report in project.build().outputs.values()} == {"built"}
+    again = project.build().outputs
+    assert sum(report.index_bytes_read for report in again.values()) == 0
 
 
 def test_a_header_is_read_to_its_last_byte_and_no_further(project, monkeypatch):

@@ -40,39 +40,33 @@ def family(project, dtypes, *, scale=1.0):
     return project
 
 
-@pytest.mark.parametrize("written", WRITTEN)
+def in_every_dtype(project, recipe):
+    """Declare one output for each dtype that may be written, build them, and check each."""
+    for written in WRITTEN:
+        project.set_output(f"m-{written}", recipe | ({"write": {"dtype": written}} if written else {}))
+    project.build()
+    for name in project.outputs:
+        project.check(name)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_linear_equals_the_reference_in_every_pair_of_dtypes(tmp_path, dtype, written):
-    project = family(SmallProject(tmp_path), [dtype, dtype, dtype])
-    write = {"write": {"dtype": written}} if written else {}
+def test_linear_equals_the_reference_in_every_pair_of_dtypes(tmp_path, dtype):
     experts = [{"source": "e1", "weight": 0.3}, {"source": "e2", "weight": 0.9}]
-    project.set_output("m", {"operator": "linear", "base": "base", "experts": experts, **write})
-    project.build()
-    project.check("m")
+    recipe = {"operator": "linear", "base": "base", "experts": experts}
+    in_every_dtype(family(SmallProject(tmp_path), [dtype, dtype, dtype]), recipe)
 
 
-@pytest.mark.parametrize("written", WRITTEN)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_task_arithmetic_equals_the_reference_in_every_pair_of_dtypes(tmp_path, dtype, written):
-    project = family(SmallProject(tmp_path), [dtype, dtype, dtype])
-    write = {"write": {"dtype": written}} if written else {}
+def test_task_arithmetic_equals_the_reference_in_every_pair_of_dtypes(tmp_path, dtype):
     experts = [{"source": "e1", "weight": 0.3}, {"source": "e2", "weight": -0.9}]
-    recipe = {"operator": "task_arithmetic", "base": "base", "experts": experts, "params": {"lambda": 0.7}, **write}
-    project.set_output("m", recipe)
-    project.build()
-    project.check("m")
+    recipe = {"operator": "task_arithmetic", "base": "base", "experts": experts, "params": {"lambda": 0.7}}
+    in_every_dtype(family(SmallProject(tmp_path), [dtype, dtype, dtype]), recipe)
 
 
-@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("expert", ["e1", {"source": "e1", "scale": -0.3}], ids=["copied", "scaled"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_passthrough_equals_the_reference_in_every_pair_of_dtypes(tmp_path, dtype, written):
-    project = family(SmallProject(tmp_path), [dtype, dtype])
-    write = {"write": {"dtype": written}} if written else {}
-    project.set_output("copy", {"operator": "passthrough", "experts": ["e1"], **write})
-    project.set_output("scaled", {"operator": "passthrough", "experts": [{"source": "e1", "scale": -0.3}], **write})
-    project.build()
-    project.check("copy")
-    project.check("scaled")
+def test_passthrough_equals_the_reference_in_every_pair_of_dtypes(tmp_path, dtype, expert):
+    in_every_dtype(family(SmallProject(tmp_path), [dtype, dtype]), {"operator": "passthrough", "experts": [expert]})
 
 
 @pytest.mark.parametrize("operator", ["linear", "task_arithmetic"])

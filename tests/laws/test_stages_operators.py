@@ -6,6 +6,7 @@ import pytest
 from support.adapters import add_adapter, factors
 from support.every_operator import RECIPES
 from support.projects import edit_tensor
+from support.quick import every
 from support.stages import SHAPES, A, declare, merged, states
 
 SLICES = {
@@ -67,7 +68,7 @@ def check(project, root):
     assert project.raw("final") == one_after_the_other(project, root / "changed").raw("final")
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", every(RECIPES))
 def test_every_operator_takes_a_stage_for_an_expert_and_for_a_base(tmp_path, name):
     check(staged(tmp_path / "project", with_stages(RECIPES[name])), tmp_path)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints import read_checkpoint, read_safetensors
-from support.projects import SmallProject, skip_flushing
+from support.projects import SmallProject, quicken
 
 from mergepipe.operators.registry import operators
 
@@ -64,23 +64,41 @@ def inputs_of(family: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+class Outputs:
+    """The outputs by case. Those of one family and operator are built together, the first time that one is asked for.
+
+    Workers of a parallel run build only what they compare, so.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._projects: dict[str, SmallProject] = {}
+        self._made: dict[str, dict[str, Any]] = {}
+
+    def __getitem__(self, case_id: str) -> dict[str, Any]:
+        if case_id not in self._made:
+            (case,) = (case for case in CASES if case["id"] == case_id)
+            self._build(case["family"], case["recipe"]["operator"])
+        return self._made[case_id]
+
+    def _build(self, family: str, operator: str) -> None:
+        if family not in self._projects:
+            self._projects[family] = SmallProject(self._folder / family)
+            self._projects[family].add_sources(inputs_of(family))
+        project = self._projects[family]
+        recipes = {case["id"]: case["recipe"] for case in CASES if case["family"] == family}
+        project.outputs = {name: recipe for name, recipe in recipes.items() if recipe["operator"] == operator}
+        project.save()
+        project.build()
+        self._made |= {name: read_checkpoint(project.folder(name)) for name in project.outputs}
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Return every case's output, built in one project per family; built on first use."""
-    folder = tmp_path_factory.mktemp("parity")
-    outputs: dict[str, dict[str, Any]] = {}
+    """Return the outputs of all cases."""
     with pytest.MonkeyPatch.context() as patch:
-        skip_flushing(patch)
-        for family in FAMILIES:
-            project = SmallProject(folder / family)
-            for source, tensors in inputs_of(family).items():
-                project.add_source(source, tensors)
-            mine = [case for case in CASES if case["family"] == family]
-            project.outputs = {case["id"]: case["recipe"] for case in mine}
-            project.save()
-            project.build()
-            outputs |= {case["id"]: read_checkpoint(project.folder(case["id"])) for case in mine}
-    return outputs
+        quicken(patch)
+        yield Outputs(tmp_path_factory.mktemp("parity"))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from typing import Any
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "mergepipe")
 # What would make one machine's output differ from another's.
 _LOOKS = ("FORCE_COLOR", "CLICOLOR_FORCE", "NO_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+# Without bytecode every process compiles mergepipe anew, which takes longer than most commands.
+_COSTS = ("PYTHONDONTWRITEBYTECODE",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +36,9 @@ class Result:
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment without what steers mergepipe or its looks, plus ``extra``."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("MERGEPIPE_") and k not in _LOOKS}
+    """Return this process's environment without what steers mergepipe, its looks or its cost, plus ``extra``."""
+    dropped = (*_LOOKS, *_COSTS)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MERGEPIPE_") and k not in dropped}
     return kept | dict(extra or {})
 
 

@@ -90,3 +90,12 @@ RECIPES: dict[str, Recipe] = {
     "ram": {"operator": "ram", "base": "base", "experts": list(THREE)},
     "ramplus_tl": {"operator": "ramplus_tl", "base": "base", "experts": list(THREE), "params": {"epsilon": 0.2}},
 }
+
+# One recipe of each family: values, deltas, copies, arcs of tensors and of columns, means on the sphere, magnitudes,
+# masks by rank, variances, angles, counts, divergences. The slow suite has the others.
+QUICK = frozenset(
+    {
+        *("linear", "task_arithmetic", "passthrough", "slerp", "nuslerp-columns", "karcher", "ties", "della", "sce"),
+        *("model_stock", "ramplus_tl", "arcee_fusion"),
+    }
+)

@@ -3,13 +3,16 @@
 Importing takes several times longer than a small build. A fork server imports once and forks a process for each
 command line: a real process, that can be killed at any moment, at a tenth of the price.
 
-The server gives up root's right to ignore file modes, so that tests that run as root see what a user would see.
+The server gives up root's right to ignore file modes, so that tests that run as root see what a user would see. Its
+processes do not flush to the disk: what a killed process wrote is there all the same, and only a power cut would tell.
+That and in which order they flush is seen where the calls are counted (`support.faults`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -21,9 +24,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
 from support.cli import Result, clean_environment
+from support.projects import quicken
 
 _TESTS = Path(__file__).resolve().parents[1]
 _MESSAGE = 1 << 16
@@ -70,13 +75,17 @@ class ForkServer:
         The start of a command line that the server is started through, such as ``unshare -rm``.
     env
         Further environment of the server, and so of everything that it forks.
+    flush
+        Whether its processes ask the system to flush files to the disk.
     """
 
-    def __init__(self, wrapper: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, wrapper: Sequence[str] = (), env: Mapping[str, str] | None = None, *, flush: bool = False
+    ) -> None:
         self._elsewhere = bool(wrapper)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(TIMEOUT)
-        argv = [*wrapper, sys.executable, "-m", "support.forked", str(theirs.fileno())]
+        argv = [*wrapper, sys.executable, "-m", "support.forked", str(theirs.fileno()), *(["flush"] if flush else [])]
         paths = os.pathsep.join([str(_TESTS), str(_TESTS.parent)])
         environment = clean_environment({"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", **(env or {})})
         self._process = subprocess.Popen(
@@ -138,9 +147,11 @@ class ForkServer:
 # --- the server ---------------------------------------------------------------------------------------------------
 
 
-def _serve(channel: socket.socket) -> None:
+def _serve(channel: socket.socket, *, flush: bool) -> None:
     _obey_file_modes()
     _import_everything()
+    quicken(SimpleNamespace(setattr=setattr), flush=flush)
+    gc.freeze()  # else a collection in a process would copy every page that it shares with this one
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the minders
     channel.send(str(os.getpid()).encode())
     while True:
@@ -191,9 +202,13 @@ def _become(request: Mapping[str, Any], stdout: int, stderr: int) -> NoReturn:
 
 
 def _import_everything() -> None:
+    """Import what a build would import when it comes to it, the operators included."""
     import mergepipe.cli.main
     import mergepipe.engine.run
     import mergepipe.project  # noqa: F401
+    from mergepipe.operators.registry import signatures
+
+    signatures()
 
 
 # linux/capability.h: version 3 of the call; the rights to pass over the modes of files and directories.
@@ -216,4 +231,4 @@ def _obey_file_modes() -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), flush="flush" in sys.argv[2:])

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import sqlite3
+import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.fsio import identity
 from mergepipe.lockfile.manifest import parse_manifest
 from mergepipe.project import open_project
 from support.checkpoints import as_dtype, raw_tensor, read_checkpoint, write_checkpoint
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from mergepipe.project import Project
     from mergepipe.project.reports import BuildReport, OutputReport
     from support.checkpoints import RawTensor, Tensor
+
+_CLOCK_REALTIME_COARSE = 5  # linux/time.h; the module `time` does not have it
 
 TINY = Geometry(block_elements=64)
 """Blocks of 64 elements: a tensor of a few hundred elements has several."""
@@ -77,12 +82,21 @@ class SmallProject:
 
     def add_source(self, name: str, tensors: Mapping[str, Tensor], *, path: str | None = None, **options: Any) -> Path:
         """Write a checkpoint (anew) and declare it; ``options`` are those of `write_checkpoint`."""
+        folder = self._write_source(name, tensors, path, options)
+        self.save()
+        return folder
+
+    def add_sources(self, sources: Mapping[str, Mapping[str, Tensor]], **options: Any) -> None:
+        """Write several checkpoints under ``models/`` and declare them."""
+        for name, tensors in sources.items():
+            self._write_source(name, tensors, None, options)
+        self.save()
+
+    def _write_source(self, name: str, tensors: Mapping[str, Tensor], path: str | None, options: Any) -> Path:
         self.sources[name] = path or f"models/{name}"
         folder = self.root / self.sources[name]
         shutil.rmtree(folder, ignore_errors=True)
-        write_checkpoint(folder, tensors, **options)
-        self.save()
-        return folder
+        return write_checkpoint(folder, tensors, **options)
 
     def set_output(self, name: str, recipe: Recipe) -> None:
         """Declare an output, or declare it anew."""
@@ -189,8 +203,27 @@ def _toml(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False)
 
 
+def _granularity_ns() -> int:
+    """Return how far a file's time may be behind: a tick of the kernel's coarse clock, and a margin."""
+    if sys.platform != "linux":
+        return identity.FINE_GRANULARITY_NS
+    tick = round(time.clock_getres(_CLOCK_REALTIME_COARSE) * 1e9)
+    return min(max(tick, 4_000_000) + 1_000_000, identity.FINE_GRANULARITY_NS)
+
+
+def quicken(monkeypatch: Any, *, flush: bool = False) -> None:
+    """Make small builds quick: they flush nothing, and wait for a source to settle only as long as this machine needs.
+
+    mergepipe waits as long as the machine with the slowest clock needs, which is most of a tiny build's time.
+    ``monkeypatch`` is pytest's, or anything else with a ``setattr``.
+    """
+    if not flush:
+        skip_flushing(monkeypatch)
+    monkeypatch.setattr(identity, "FINE_GRANULARITY_NS", _granularity_ns())
+
+
 def skip_flushing(monkeypatch: Any) -> None:
-    """Do not flush files and the catalog to the disk: it takes most of a small build's time, and only crashes tell."""
+    """Do not flush files and the catalog: it takes most of a small build's time, and only power cuts tell."""
     connect = sqlite3.connect
 
     def connect_without_flushing(*args: Any, **options: Any) -> sqlite3.Connection:

@@ -14,6 +14,7 @@ from support.cases.errors import CaseError
 from support.cases.recipe import Recipe, mergefile_text, output_dir
 from support.cases.state import CACHE, LOCK, Snapshot, take_snapshot
 from support.cli import COMMAND, Result, run_process
+from support.forked import ForkServer
 
 TIMEOUT = 120.0
 
@@ -31,13 +32,23 @@ class Project:
         The merge that the Mergefile asks for.
     command
         The tool, as the first words of a command line.
+    server
+        Forks the processes of plain builds of mergepipe; None starts each anew, as those that are interfered with are.
     """
 
-    def __init__(self, case: Path, workdir: Path, recipe: Recipe, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        case: Path,
+        workdir: Path,
+        recipe: Recipe,
+        command: Sequence[str] = COMMAND,
+        server: ForkServer | None = None,
+    ) -> None:
         self.case = case
         self.workdir = workdir
         self.recipe = recipe
         self.command = tuple(command)
+        self.server = server
         self.root = Path(tempfile.mkdtemp(dir=workdir)) / "project"
         shutil.copytree(case, self.root, symlinks=True)
         for path in (self.root, *self.root.rglob("*")):
@@ -47,7 +58,7 @@ class Project:
 
     def fresh(self) -> Project:
         """Return another fresh copy of the same case and recipe."""
-        return Project(self.case, self.workdir, self.recipe, self.command)
+        return Project(self.case, self.workdir, self.recipe, self.command, self.server)
 
     @property
     def out(self) -> Path:
@@ -77,6 +88,8 @@ class Project:
 
     def build(self, *flags: str, wrapper: Sequence[str] = (), env: dict[str, str] | None = None) -> Result:
         """Run the tool's ``build`` to its end, started through ``wrapper`` if there is one."""
+        if self.server is not None and not wrapper:
+            return self.server.run(["build", *flags], self.root, env)
         return run_process((*wrapper, *self.build_command(*flags)), self.root, env, TIMEOUT)
 
     def build_command(self, *flags: str) -> tuple[str, ...]:

@@ -11,24 +11,27 @@ from typing import Any
 
 import pytest
 from support.cli import Result
+from unit.cli.reported import fake_report
 from unit.cli.sweeps import fake_sweep
+from unit.cli.verified import VERIFIED
 
 from mergepipe.cli.main import run
 from mergepipe.project.explain import OutputExplanation, ParameterGroup, TensorExplanation
+from mergepipe.project.plan_report import DiskReport, Loss, NextBuild, PlannedExpert, PlannedOutput, PlanReport
+from mergepipe.project.report_page import OutputReports
 from mergepipe.project.reports import (
     EXACT,
     Bound,
     BuildReport,
     CacheInfo,
-    Loss,
     OutputReport,
     OutputStatus,
-    PlannedOutput,
-    PlanReport,
     PruneReport,
     StatusReport,
 )
 from mergepipe.project.sweep_report import SweepReport
+from mergepipe.project.verify import VerifyOptions
+from mergepipe.project.verify_report import VerifyReport
 from mergepipe.reporting import Reporter
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
@@ -78,34 +81,71 @@ BUDGETED = replace(
     seconds=75.2,
     decisions=(),
 )
+
+
+def _loss(tensor: str, omitted: int, mass: float, share: float | None) -> Loss:
+    return Loss(
+        tensor=tensor, omitted_bytes=omitted, bound=0.02, expected=0.01, omitted_mass=mass, error_share=share
+    )
+
+
+MATH = PlannedExpert(
+    full=24 * GB // 10,
+    planned=24 * GB // 10,
+    cached=12 * GB // 10,
+    to_read=12 * GB // 10,
+    index=0,
+    blocks=18408,
+    omitted=0,
+    indexed=True,
+)
+NEXT = NextBuild(
+    unchanged=False,
+    exact=True,
+    expert_bytes=36 * GB // 10,
+    base_bytes=9 * GB // 10,
+    index_bytes=0,
+    written=12 * GB // 10,
+    unindexed={},
+)
 PLANNED = PlannedOutput(
     name="assistant",
     path="build/assistant",
     operator="ties",
     digest=DIGEST,
     tensors=290,
-    experts={"math": 24 * GB // 10, "code": 24 * GB // 10},
-    expert_bytes={"full": 48 * GB // 10, "planned": 48 * GB // 10},
+    experts={"math": MATH, "code": replace(MATH, cached=0, to_read=24 * GB // 10)},
+    expert_bytes={
+        "full": 48 * GB // 10, "planned": 48 * GB // 10, "cached": 12 * GB // 10, "to_read": 36 * GB // 10
+    },
     base_bytes=12 * GB // 10,
-    blocks={"total": 9204},
+    blocks={"total": 9204, "computed": 6903, "cached": 2301, "copied": 0},
     expert_blocks={"total": 36816, "omitted": 0},
     bound=EXACT,
+    next_build=NEXT,
     seconds=12.3,
     peak_memory_bytes=512_000_000,
     output_bytes=12 * GB // 10,
     shards=1,
     decisions=BUILT.decisions,
     notes=("code: ignored `consolidated.safetensors` (another copy of the weights)",),
-)
+)  # fmt: skip
+LONG = "model.layers.11.a_module_with_a_name_that_is_longer_than_any_line.experts.127.down_proj.weight"
 PLANNED_BUDGET = replace(
     PLANNED,
     name="cheap",
     path="build/cheap",
     operator="task_arithmetic",
-    expert_bytes={"full": 48 * GB // 10, "planned": 12 * GB // 10},
+    experts={
+        name: replace(MATH, planned=6 * GB // 10, cached=0, to_read=6 * GB // 10, omitted=13806, indexed=indexed)
+        for name, indexed in (("math", True), ("an-expert-with-a-name-that-is-longer-than-its-column", False))
+    },
+    expert_bytes={"full": 48 * GB // 10, "planned": 12 * GB // 10, "cached": 0, "to_read": 12 * GB // 10},
     expert_blocks={"total": 36816, "omitted": 27612},
     bound=Bound(kind="estimated", absolute=None, relative_to_update=0.1),
+    next_build=replace(NEXT, exact=False, index_bytes=14 * GB // 10, unindexed={"code": 24 * GB // 10}),
     seconds=None,
+    not_timed=("task_arithmetic",),
     shards=3,
     decisions=(),
     notes=(),
@@ -113,9 +153,44 @@ PLANNED_BUDGET = replace(
     expected_error=0.0125,
     omitted_mass=0.321,
     losses=(
-        Loss(tensor="model.norm.weight", omitted_bytes=512, bound=0.02, expected=0.01, omitted_mass=0.5),
-        Loss(tensor="lm_head.weight", omitted_bytes=0, bound=0.0, expected=0.0, omitted_mass=0.0),
+        _loss(LONG, 1_310_720, 0.43, 0.612),
+        _loss("model.norm.weight", 512, 0.5, 0.2),
+        _loss("model.layers.0.mlp.up_proj.weight", 81_920, 0.05, None),
+        _loss("model.layers.1.mlp.up_proj.weight", 81_920, 0.041, 0.0204),
+        _loss("lm_head.weight", 0, 0.0, 0.0),
     ),
+)
+UNCHANGED_PLAN = replace(
+    PLANNED,
+    name="average",
+    path=None,
+    operator="linear",
+    experts={"math": replace(MATH, cached=24 * GB // 10, to_read=0)},
+    expert_bytes={"full": 24 * GB // 10, "planned": 24 * GB // 10, "cached": 24 * GB // 10, "to_read": 0},
+    next_build=NextBuild(
+        unchanged=True, exact=True, expert_bytes=0, base_bytes=0, index_bytes=0, written=0, unindexed={}
+    ),
+    seconds=0.0,
+    decisions=(),
+    notes=(),
+)
+DISKS = (
+    DiskReport(path=".mergecache", cache=True, outputs=("cheap",), needed=24 * GB // 10, free=90 * GB, fits=True),
+    DiskReport(
+        path="build/assistant",
+        cache=False,
+        outputs=("assistant",),
+        needed=12 * GB // 10,
+        free=7 * GB // 10,
+        fits=False,
+    ),
+)
+PLANS = PlanReport(
+    outputs={"assistant": PLANNED, "cheap": PLANNED_BUDGET, "average": UNCHANGED_PLAN},
+    reads={"expert_bytes": 45 * GB // 10, "base_bytes": 9 * GB // 10, "index_bytes": 14 * GB // 10},
+    exact=False,
+    peak_memory_bytes=600_000_000,
+    disks=DISKS,
 )
 STATUS = StatusReport(
     lock_path="Mergefile.lock",
@@ -201,8 +276,7 @@ class FakeProject:
         return self._called("build", arguments, build_report(BUILT, UNCHANGED))
 
     def plan(self, outputs: tuple[str, ...] = ()) -> PlanReport:
-        report = PlanReport(outputs={"assistant": PLANNED, "cheap": PLANNED_BUDGET})
-        return self._called("plan", {"outputs": outputs}, report)
+        return self._called("plan", {"outputs": outputs}, PLANS)
 
     def sweep(self, output: str, budgets: list[str], **options: Any) -> SweepReport:
         return self._called("sweep", {"output": output, "budgets": budgets, **options}, fake_sweep())
@@ -210,8 +284,16 @@ class FakeProject:
     def status(self, outputs: tuple[str, ...] = ()) -> StatusReport:
         return self._called("status", {"outputs": outputs}, STATUS)
 
-    def explain(self, output: str, tensor: str | None = None) -> OutputExplanation | TensorExplanation:
-        return self._called("explain", {"output": output, "tensor": tensor}, EXPLAINED)
+    def explain(
+        self, output: str, tensor: str | None = None, *, measure: bool = True
+    ) -> OutputExplanation | TensorExplanation:
+        return self._called("explain", {"output": output, "tensor": tensor, "measure": measure}, EXPLAINED)
+
+    def report(self, outputs: tuple[str, ...] = ()) -> OutputReports:
+        return self._called("report", {"outputs": outputs}, OutputReports(outputs={"assistant": fake_report()}))
+
+    def verify(self, targets: tuple[str, ...], options: VerifyOptions) -> VerifyReport:
+        return self._called("verify", {"targets": targets, "options": options}, VERIFIED)
 
     def cache_info(self) -> CacheInfo:
         return self._called("cache_info", {}, CACHE)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from support.checkpoints import as_dtype, random_tensors, read_checkpoint, write_checkpoint
-from support.projects import skip_flushing
+from support.projects import quicken
 from unit.cli.fakes import clean_variables
 from unit.mergefile.mergekit_lookup import looked_up, position
 
@@ -47,7 +47,7 @@ def family(tmp_path, monkeypatch):
         tensors = {key: base[key] + change[key] for key in base}
         write_checkpoint(tmp_path / "models" / name, tensors, config=CONFIG | {"vocab_size": 16})
     clean_variables(monkeypatch)
-    skip_flushing(monkeypatch)
+    quicken(monkeypatch)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

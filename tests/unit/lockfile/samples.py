@@ -14,6 +14,8 @@ from mergepipe.lockfile.manifest import (
     LEVEL_OMITTED,
     Manifest,
     ManifestInput,
+    ManifestPlace,
+    ManifestStage,
     ManifestTensor,
     ParameterSet,
     RunFacts,
@@ -245,6 +247,7 @@ MANIFEST = Manifest(
     sources=(BASE, CODE, MATH),
     tensors=tuple(map(manifest_tensor, TENSOR_FACTS)),
     shard_tensors=SHARD_TENSORS,
+    generated=(LockedSideFile(name="README.md", digest=digest("card")),),
     files=(
         "README.md",
         "config.json",
@@ -262,6 +265,53 @@ MANIFEST = Manifest(
         blocks={"total": 8, "computed": 7, "cached": 0, "copied": 1},
         expert_blocks={"total": 16, "read": 14, "omitted": 1, "zero": 1, "shared": 0},
     ),
+)
+
+# `blend` is made from `assistant`, which is not published here; its input `math` is the stage's, too.
+STAGED = Manifest(
+    mergepipe="0.1.0",
+    geometry=1,
+    output=dataclasses.replace(BLEND, write=BLEND.write | {"tokenizer": "chat"}),
+    sources=(
+        LockedSource(
+            name="assistant",
+            location={"output": "assistant"},
+            digest=ASSISTANT.digest,
+            tensors=4,
+            bytes=3_408_896,
+            files=(LockedFile(name="model.safetensors", bytes=3_409_280),),
+        ),
+        MATH,
+    ),
+    places=(ManifestPlace(name="chat", location={"path": "../chat"}),),
+    operators={"mine": "ops/mine.py:merge"},
+    stages=(
+        ManifestStage(
+            output=dataclasses.replace(ASSISTANT, path=None, shards=(), side_files=()),
+            sources=(BASE, CODE, MATH),
+            tensors=tuple(dataclasses.replace(tensor, blocks=b"") for tensor in MANIFEST.tensors),
+        ),
+    ),
+    tensors=(
+        dataclasses.replace(
+            MANIFEST.tensors[3],
+            decision="merge",
+            parameters=ParameterSet(params=_COMMON, experts=({"weight": 0.5}, {"weight": 1.0})),
+            inputs=tuple(
+                ManifestInput(
+                    source=source,
+                    digest=tensor_digest("F32", (512,), blocks(f"{name} model.norm.weight", 1)),
+                    blocks=truncate_digests(blocks(f"{name} model.norm.weight", 1)),
+                )
+                for source, name in (("assistant", "merged"), ("math", "base"))
+            ),
+        ),
+    ),
+    shard_tensors=(("model.norm.weight",),),
+    generated=(),
+    files=("mergepipe.json", "model.safetensors"),
+    decisions=(),
+    run=MANIFEST.run,
 )
 
 # Random records. Texts are everything but lone surrogates, which no text file can hold.
@@ -353,6 +403,50 @@ def named(elements):
 locks = st.builds(Lockfile, geometry=counts, sources=named(sources), outputs=named(outputs))
 
 
+places = st.builds(
+    ManifestPlace, name=texts, location=mappings(texts, st.sampled_from(["path", "hub", "revision", "on"]))
+)
+
+
+@st.composite
+def random_stages(draw, output, used, taken):
+    """At most one stage, made from the sources that the output is made from."""
+    name = draw(texts)
+    if draw(st.booleans()) or name == output.name or name in taken:
+        return ()
+    parameters = st.none() | st.builds(ParameterSet, params=mappings(scalars), experts=tuples(mappings(scalars)))
+    made = [
+        ManifestTensor(
+            name=tensor,
+            dtype="BF16",
+            shape=draw(tuples(st.integers(0, 2**40))),
+            decision=draw(texts),
+            parameters=draw(parameters),
+            inputs=tuple(
+                ManifestInput(
+                    source=draw(texts), digest=digest(number), blocks=b"known one, said." if number == "1" else b""
+                )
+                for number in draw(st.lists(st.sampled_from(["1", "2"]), max_size=1))
+            ),
+            blocks=b"",
+            levels=draw(st.none() | st.binary(max_size=4)),
+        )
+        for tensor in draw(st.lists(texts, max_size=1))
+    ]
+    results = tuple(LockedTensor(name=one.name, digest=draw(digests), read=1, total=2) for one in made)
+    stage = dataclasses.replace(
+        draw(outputs),
+        name=name,
+        path=draw(st.none() | texts),
+        sources={source.name: source.digest for source in used},
+        digest=source_digest((result.name, result.digest) for result in results),
+        tensors=results,
+        shards=(),
+        side_files=(),
+    )
+    return (ManifestStage(output=stage, sources=used, tensors=tuple(made)),)
+
+
 @st.composite
 def manifests(draw):
     """Manifests that do not contradict themselves."""
@@ -390,10 +484,13 @@ def manifests(draw):
 
 
 def build_manifest(draw, output, tensors, results, names):
+    used = draw(named(sources))
+    beside = draw(named(places.filter(lambda place: place.name not in {source.name for source in used})))
     shard = dataclasses.replace(draw(shards), name="model.safetensors")
     side_file = dataclasses.replace(draw(side_files), name="sub/config.json")
     output = dataclasses.replace(
         output,
+        sources={source.name: source.digest for source in used},
         tensors=tuple(results),
         digest=source_digest((result.name, result.digest) for result in results),
         shards=(shard,),
@@ -412,7 +509,10 @@ def build_manifest(draw, output, tensors, results, names):
         mergepipe=draw(texts),
         geometry=draw(counts),
         output=output,
-        sources=draw(tuples(sources)),
+        sources=used,
+        places=beside,
+        operators=draw(mappings(texts)),
+        stages=draw(random_stages(output, used, {one.name for one in (*used, *beside)})),
         tensors=tuple(tensors),
         shard_tensors=(tuple(names),),
         files=("model.safetensors", "sub/config.json", "mergepipe.json"),

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.lockfile.samples import ASSISTANT, MANIFEST, check_golden, digest, manifests
+from unit.lockfile.samples import ASSISTANT, MANIFEST, STAGED, check_golden, digest, manifests
 
-from mergepipe.digest import DIGEST_SIZE, source_digest, tensor_digest
+from mergepipe.digest import DIGEST_SIZE, content_digest, format_digest, source_digest, tensor_digest
 from mergepipe.errors import InternalError, LockError
 from mergepipe.lockfile.manifest import (
     INPUT_DIGEST_SIZE,
@@ -46,10 +46,22 @@ def edited(edit):
 
 def test_the_golden_manifest_is_rendered_byte_for_byte():
     check_golden("mergepipe.json", DATA)
+    check_golden("stages.json", render_manifest(STAGED))
 
 
 def test_the_sample_reads_back():
     assert parse_manifest(DATA, PATH) == MANIFEST
+    assert parse_manifest(render_manifest(STAGED), PATH) == STAGED
+
+
+def test_what_stands_before_a_stage_is_not_said_again():
+    data = json.loads(render_manifest(STAGED))
+    (stage,) = data["stages"]
+    assert stage["output"]["path"] is None
+    *_, norm = stage["tensors"]
+    assert [list(given) for given in norm["inputs"]] == [["source", "digest"]]  # `math` of the output has these bytes
+    assert [list(given) for given in stage["tensors"][0]["inputs"]] == [["source", "digest", "blocks"]] * 3
+    assert all("blocks" not in tensor for tensor in stage["tensors"])
 
 
 @settings(deadline=None)
@@ -63,7 +75,7 @@ def test_a_manifest_reads_back_as_it_was_and_renders_the_same(manifest):
 def test_it_is_json_with_the_small_parts_first_and_a_line_per_tensor():
     data = json.loads(DATA)
     assert next(iter(data)) == "version"
-    assert list(data)[-1] == "tensors"
+    assert list(data)[-2:] == ["tensors", "checksum"]
     lines = DATA.decode().splitlines()
     for tensor in MANIFEST.tensors:
         (line,) = [line for line in lines if f'"name":"{tensor.name}"' in line]
@@ -165,6 +177,8 @@ def test_another_version_is_refused_with_both_versions(version):
         (lambda d: d["shards"][0]["tensors"].append("lm_head.weight"), "each tensor once"),
         (lambda d: d["files"].append("README.md"), "twice"),
         (lambda d: d["files"].remove("config.json"), "`config.json` is not among the files"),
+        (lambda d: d.pop("checksum"), "`checksum`"),
+        (lambda d: d["files"].remove("README.md"), "`README.md` is not among the files"),
         (lambda d: d["sources"][0]["location"].update(url="x"), "unknown keys"),
         (lambda d: d["bound"].update(slack=1), "`slack`"),
     ],
@@ -207,10 +221,58 @@ def test_flipped_bits_and_cuts_never_end_in_anything_but_a_lock_error(data):
         parse_manifest(bytes(raw), PATH)
 
 
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        (lambda d: d["stages"].clear(), "`assistant` is an output that is not among the stages before it"),
+        (lambda d: d["stages"].append(d["stages"][0]), "two outputs called `assistant`"),
+        (lambda d: d["stages"][0]["output"].update(name="blend"), "two outputs called `blend`"),
+        (lambda d: d["sources"][0]["location"].update(output="other"), "not among the stages"),
+        (lambda d: d["stages"][0]["sources"].append(d["sources"][0]), "the digests of its sources"),
+        (lambda d: d["stages"][0]["sources"][2].update(tensors=5), "`math` is described in two ways"),
+        (
+            lambda d: d["stages"][0]["tensors"][0].update(digest="b3:" + "0" * 64),
+            "its digest is not that of its tensors",
+        ),
+        (lambda d: d["stages"][0].update(digest=None), "it has no digest"),
+        (lambda d: d["stages"][0].update(digest="b3:" + "0" * 64), "its digest is not that of its tensors"),
+        (lambda d: d["stages"][0]["tensors"][0].update(parameters=9), "parameter set 9 of"),
+        (lambda d: d["stages"][0]["tensors"][0].update(dtype="X"), "unknown dtype"),
+        (lambda d: d["places"][0].update(name="math"), "among the places"),
+        (lambda d: d["places"][0]["location"].update(url="x"), "unknown keys"),
+        (lambda d: d["tensors"][0]["inputs"][0].pop("blocks"), "the block digests of `assistant` are missing"),
+        (lambda d: d["output"].update(path=None), "has no path"),
+        (lambda d: d["output"]["sources"].update(more=d["digest"]), "the digests of the sources"),
+    ],
+)
+def test_what_is_wrong_with_stages_is_named(edit, problem):
+    data = json.loads(render_manifest(STAGED))
+    edit(data)
+    assert problem in refused(json.dumps(data).encode())
+
+
 @pytest.mark.parametrize("cut", [1, 2, 100, len(DATA) // 2])
 def test_a_truncated_manifest_is_refused(cut):
-    assert parse_manifest(DATA[:-1], PATH) == MANIFEST  # the newline at the end carries nothing
+    refused(DATA[:-1])
     refused(DATA[: -1 - cut])
+
+
+def test_the_checksum_is_that_of_every_byte_before_its_line():
+    body, line = DATA[: DATA.rindex(b'  "checksum"')], DATA.splitlines()[-2].decode()
+    assert line == f'  "checksum": "{format_digest(content_digest(body))}"'
+
+
+@pytest.mark.parametrize("at", [*range(0, len(DATA), 97), *range(len(DATA) - 90, len(DATA))])
+def test_a_flipped_bit_anywhere_is_found(at):
+    raw = bytearray(DATA)
+    raw[at] ^= 1
+    refused(bytes(raw))
+
+
+def test_a_change_that_contradicts_nothing_is_found_by_the_checksum_alone():
+    data = DATA.replace(b'"expert_bytes_read": 6162432', b'"expert_bytes_read": 6162433')
+    assert "changed after it was written" in refused(data)
+    assert parse_manifest(data, PATH, unchanged=False).run.expert_bytes_read == 6_162_433
 
 
 @pytest.mark.parametrize("index", range(4))

@@ -4,11 +4,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from unit.lockfile.samples import ASSISTANT, BASE
+from unit.lockfile.samples import ASSISTANT, BASE, MANIFEST
 
 from mergepipe.errors import InternalError, LockError
 from mergepipe.lockfile.compare import compare_locks
-from mergepipe.lockfile.convert import _output_to_wire
+from mergepipe.lockfile.convert import to_wire
 from mergepipe.lockfile.reader import parse_lock
 from mergepipe.lockfile.records import Lockfile
 from mergepipe.lockfile.writer import render_lock
@@ -47,4 +47,4 @@ def test_that_an_output_is_no_longer_published_is_a_difference():
 
 def test_it_has_no_manifest():
     with pytest.raises(InternalError, match="not published"):
-        _output_to_wire(HIDDEN)
+        to_wire(dataclasses.replace(MANIFEST, output=HIDDEN))

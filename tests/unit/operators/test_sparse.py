@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import reference_sparse
 from support.operators import Run, facts_of, merge, tensor_params
+from support.quick import every
 from support.reference import same_bits
 
 from mergepipe.errors import OperatorError
@@ -111,7 +112,7 @@ def test_a_delta_may_be_stored_as_one(case, which):
     assert same(got, want(name, base, experts, given, params))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every(NAMES, ("ties", "breadcrumbs", "dare_linear", "della")))
 def test_large_tensors_of_any_values_are_merged_alike(name):
     """Several tiles and blocks, coarse tables, all digits of the ranks."""
     rng = np.random.default_rng(3)

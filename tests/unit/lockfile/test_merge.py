@@ -1,0 +1,130 @@
+"""Merging locks: from each side what it changed, and nothing that contradicts itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.diffs import digest, output, source, tensors
+from unit.lockfile.samples import locks
+
+from mergepipe.digest import sampled_pin
+from mergepipe.lockfile.merge import inconsistencies, merge_locks
+from mergepipe.lockfile.records import Lockfile
+
+SOURCES = {name: source(name).digest for name in ("base", "code", "math")}
+LEFT, RIGHT = output("left", SOURCES, tensors("left")), output("right", SOURCES, tensors("right"))
+STAGED = output("staged", {"left": LEFT.digest, "math": SOURCES["math"]}, tensors("staged"))
+
+
+def lock(*outputs, **versions: int) -> Lockfile:
+    sources = [source(name, versions.get(name, 1)) for name in SOURCES]
+    return Lockfile(geometry=1, sources=tuple(sources), outputs=outputs)
+
+
+def rebuilt(entry, label: str, **sources: bytes):
+    """Return an output that came out otherwise."""
+    return replace(output(entry.name, dict(entry.sources) | sources, tensors(label)), params={"lambda": 2.0})
+
+
+def test_each_side_keeps_what_it_changed():
+    base = lock(LEFT, RIGHT)
+    ours, theirs = lock(rebuilt(LEFT, "a"), RIGHT), lock(LEFT, rebuilt(RIGHT, "b"))
+    expected = lock(rebuilt(LEFT, "a"), rebuilt(RIGHT, "b"))
+    assert merge_locks(base, ours, theirs).lock == expected
+    assert merge_locks(base, theirs, ours).lock == expected
+
+
+def test_outputs_that_are_added_and_taken_out():
+    base = lock(LEFT, RIGHT)
+    added = output("added", SOURCES, tensors("added"))
+    assert merge_locks(base, lock(LEFT, RIGHT, added), lock(RIGHT)).lock == lock(RIGHT, added)
+
+
+def test_one_output_that_both_changed_is_a_conflict():
+    found = merge_locks(lock(LEFT), lock(rebuilt(LEFT, "a")), lock(rebuilt(LEFT, "b")))
+    assert (found.lock, found.problems) == (None, ("both sides changed output `left`",))
+    found = merge_locks(lock(LEFT, RIGHT), lock(RIGHT), lock(rebuilt(LEFT, "b"), RIGHT))
+    assert found.problems == ("one side changed output `left`, the other took it out",)
+
+
+def test_without_a_base_both_must_say_the_same():
+    assert merge_locks(None, lock(LEFT), lock(LEFT)).lock == lock(LEFT)
+    assert merge_locks(None, lock(LEFT), lock(rebuilt(LEFT, "b"))).lock is None
+    assert merge_locks(None, lock(LEFT), lock(RIGHT)).lock == lock(LEFT, RIGHT)
+
+
+def test_an_output_made_from_former_content_is_a_conflict():
+    """Their output was made from the source that ours replaced: the lines would merge, the lock would be wrong."""
+    base = lock(LEFT, RIGHT)
+    new = {"math": digest("math 2")}
+    ours = lock(rebuilt(LEFT, "a", **new), rebuilt(RIGHT, "a", **new), math=2)
+    added = output("added", SOURCES, tensors("added"))
+    found = merge_locks(base, ours, lock(LEFT, RIGHT, added))
+    assert found.lock is None
+    assert found.problems == ("output `added` was made from other content of source `math`",)
+
+
+def test_an_output_made_from_a_former_stage_is_a_conflict():
+    base = lock(LEFT, RIGHT, STAGED)
+    restaged = rebuilt(STAGED, "a", left=rebuilt(LEFT, "a").digest)
+    other = output("other", {"left": LEFT.digest, "math": SOURCES["math"]}, tensors("other"))
+    found = merge_locks(base, lock(rebuilt(LEFT, "a"), RIGHT, restaged), lock(LEFT, RIGHT, STAGED, other))
+    assert found.problems == ("output `other` was made from other content of output `left`",)
+
+
+def test_an_output_of_a_source_that_is_gone_is_a_conflict():
+    found = lock(LEFT)
+    assert list(inconsistencies(found)) == []
+    gone = replace(found, sources=found.sources[:2])
+    assert list(inconsistencies(gone)) == ["output `left` was made from `math`, which the lock does not have"]
+    idle = replace(found, sources=(*found.sources, source("idle")))
+    assert list(inconsistencies(idle)) == ["no output was made from source `idle`"]
+
+
+def test_other_blocks_cannot_be_merged():
+    assert merge_locks(lock(LEFT), lock(LEFT), replace(lock(LEFT), geometry=2)).lock is None
+
+
+@settings(deadline=None)
+@given(locks, locks, locks)
+def test_what_is_merged_comes_from_a_side_and_fits_together(base, ours, theirs):
+    found = merge_locks(base, ours, theirs)
+    assert (found.lock is None) == bool(found.problems)
+    if found.lock is not None:
+        sides = {entry.name: [] for side in (ours, theirs) for entry in (*side.sources, *side.outputs)}
+        for side in (ours, theirs):
+            for entry in (*side.sources, *side.outputs):
+                sides[entry.name].append(entry)
+        assert all(entry in sides[entry.name] for entry in (*found.lock.sources, *found.lock.outputs))
+        assert found.lock == ours == theirs or list(inconsistencies(found.lock)) == []
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(["left", "right", "third"]), st.integers(0, 2)), st.data())
+def test_merging_is_the_same_from_both_sides(versions, data):
+    def entry(name: str, version: int):
+        return output(name, SOURCES, tensors(f"{name} {version}"))
+
+    def drawn():
+        changed = {name: data.draw(st.sampled_from([version, 7, 8, None])) for name, version in versions.items()}
+        return lock(*(entry(name, version) for name, version in changed.items() if version is not None))
+
+    base = lock(*(entry(name, version) for name, version in versions.items()))
+    ours, theirs = drawn(), drawn()
+    one, other = merge_locks(base, ours, theirs), merge_locks(base, theirs, ours)
+    assert (one.lock, one.problems) == (other.lock, other.problems)
+    assert merge_locks(base, ours, base).lock in (ours, None)
+
+
+def test_a_fingerprint_and_a_digest_go_together_only_where_a_side_has_both():
+    sampled = replace(LEFT, sources=LEFT.sources | {"math": sampled_pin(digest("math 1"))})
+    base = lock(sampled, RIGHT)
+    assert list(inconsistencies(base)) == []
+    changed = replace(RIGHT, params={"lambda": 2.0})
+    assert merge_locks(base, lock(sampled, changed), base).lock == lock(sampled, changed)
+    new = rebuilt(RIGHT, "a", math=digest("math 2"))
+    resampled = replace(sampled, params={"lambda": 2.0})
+    found = merge_locks(lock(sampled, RIGHT), lock(sampled, new, math=2), lock(resampled, RIGHT))
+    assert found.problems == ("output `left` may have been made from other content of source `math`",)

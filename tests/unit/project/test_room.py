@@ -1,0 +1,111 @@
+"""Room on disks: what a build takes where, and when it is refused."""
+
+from __future__ import annotations
+
+import pytest
+from support.checkpoints import random_tensors
+from support.projects import SmallProject
+
+from mergepipe.errors import CollectedErrors, StorageError
+from mergepipe.project import room
+from mergepipe.project.room import DiskSpace, check_room
+
+
+@pytest.fixture
+def project(tmp_path):
+    project = SmallProject(tmp_path)
+    for seed, name in enumerate(("base", "e1", "e2")):
+        project.add_source(name, random_tensors(seed, {"w": (8, 16)}))
+    for output, weight in (("m", 1.0), ("n", 0.5)):
+        experts = ["e1", {"source": "e2", "weight": weight}]
+        project.set_output(output, {"operator": "linear", "base": "base", "experts": experts})
+    return project
+
+
+@pytest.fixture
+def disks(monkeypatch, project):
+    """Let the cache and each output lie on a disk of its own, by the name of the last folder; return what is free."""
+    free = {".mergecache": 10_000, "m": 10_000, "n": 10_000}
+    numbers = {name: number for number, name in enumerate(free)}
+    monkeypatch.setattr(room, "_device", lambda path: numbers[path.name])
+    monkeypatch.setattr(room, "_free", lambda path: (free[path.name], free[path.name]))
+    return free
+
+
+def shard_bytes(project):
+    return project.open().plan(["m"]).outputs["m"].output_bytes
+
+
+def test_on_one_disk_outputs_share_the_bytes_of_the_cache(project):
+    (disk,) = project.open().plan().disks
+    assert (disk.path, disk.cache, disk.outputs) == (".mergecache", True, ("m", "n"))
+    assert disk.needed == 2 * shard_bytes(project)
+    assert disk.fits
+    assert disk.free > disk.needed
+    project.build("m")
+    assert project.open().plan().disks[0].needed == shard_bytes(project)
+    project.build()
+    assert project.open().plan().disks[0].needed == 0
+
+
+def test_outputs_on_other_disks_are_copied_there(project, disks):
+    size = shard_bytes(project)
+    found = {disk.path: disk for disk in project.open().plan().disks}
+    assert {path: disk.needed for path, disk in found.items()} == {
+        ".mergecache": 2 * size,
+        "build/m": size,
+        "build/n": size,
+    }
+    assert found["build/m"].outputs == ("m",)
+
+
+def test_what_is_left_in_packs_needs_no_room_in_the_cache_but_where_it_is_copied(project, disks):
+    project.build()
+    size = shard_bytes(project)
+    other = project.outputs["m"]["experts"]
+    project.set_output("m", project.outputs["m"] | {"path": "elsewhere/n", "experts": other})
+    found = {disk.path: disk.needed for disk in project.open().plan(["m"]).disks}
+    assert found == {".mergecache": 0, "elsewhere/n": size}
+
+
+@pytest.mark.parametrize("short", [".mergecache", "n"])
+def test_a_build_without_room_is_refused_with_numbers_and_reads_nothing(project, disks, short):
+    disks[short] = 300
+    report = project.open().plan()
+    assert [disk.fits for disk in report.disks].count(False) == 1
+    with pytest.raises(StorageError, match="No space left for this build") as refused:
+        project.build()
+    facts = refused.value.as_json()
+    assert facts["free"] == 300
+    assert facts["needed"] == (2 if short == ".mergecache" else 1) * shard_bytes(project)
+    assert "300 B are free" in str(refused.value)
+    assert not any((project.cache / "staging").iterdir())
+    assert project.open().plan().outputs["m"].next_build.unindexed, "no source was read"
+    disks[short] = 10_000
+    project.build()
+
+
+def test_sources_that_were_only_touched_are_no_reason_to_refuse(project, disks):
+    project.build()
+    for source in project.sources:
+        path = project.source_file(source)
+        path.write_bytes(path.read_bytes())
+    disks[".mergecache"] = 0
+    assert not project.open().plan().disks[0].fits, "it may need room, if the content is another one"
+    assert {output.state for output in project.build().outputs.values()} == {"unchanged"}
+
+
+def test_every_disk_that_is_too_small_is_named(tmp_path):
+    disk = DiskSpace(path=tmp_path, cache=True, outputs=(), needed=20, certain=10, free=5, limit=9)
+    other = DiskSpace(path=tmp_path / "o", cache=False, outputs=("m",), needed=20, certain=20, free=5, limit=9)
+    with pytest.raises(StorageError) as refused:
+        check_room([disk])
+    assert "--cache-dir" in refused.value.hint
+    with pytest.raises(CollectedErrors) as both:
+        check_room([disk, other])
+    assert len(both.value.errors) == 2
+
+
+@pytest.mark.parametrize(("certain", "limit"), [(10, 10), (0, 0), (10**18, None)])
+def test_what_fits_and_what_is_not_known_to_fail_is_not_refused(tmp_path, certain, limit):
+    check_room([DiskSpace(path=tmp_path, cache=True, outputs=(), needed=99, certain=certain, free=0, limit=limit)])
