@@ -29,6 +29,39 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+# Who a URL is asked as, parameters that are as good as a password, and tokens as hubs give them out.
+_SECRETS = (
+    (re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{1,20}:/{1,2})[^/\s@`\"'<>]+@"), r"\1***@"),
+    (
+        re.compile(
+            r"([?&](?:[\w-]*token|key|[\w-]*api[_-]?key|auth|authorization|password|secret|sig|[\w-]*signature"
+            r"|[\w-]*credential)=)[^&\s`\"'<>#]+",
+            re.IGNORECASE,
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), "hf_***"),
+)
+
+
+def redacted(text: str) -> str:
+    """Return the text without passwords and tokens of URLs, for whatever is shown or kept.
+
+    Examples
+    --------
+    >>> redacted("https://me:hf_abc@example.org/model?token=abc&x=1")
+    'https://***@example.org/model?token=***&x=1'
+    """
+    if ":/" in text or "=" in text or "hf_" in text:
+        for pattern, instead in _SECRETS:
+            text = pattern.sub(instead, text)
+    return text
+
+
+def _redacted_fact(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_redacted_fact(item) for item in value]
+    return redacted(value) if isinstance(value, str) else value
 
 
 class MergepipeError(Exception):
@@ -47,10 +80,11 @@ class MergepipeError(Exception):
     exit_status: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None, **facts: Any) -> None:
+        message = redacted(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
-        self.facts = facts
+        self.hint = None if hint is None else redacted(hint)
+        self.facts = {key: _redacted_fact(value) for key, value in facts.items()}
 
     @classmethod
     def kind(cls) -> str:

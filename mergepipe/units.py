@@ -1,4 +1,4 @@
-"""Sizes in bytes and shares, as people write and read them."""
+"""Sizes in bytes, shares and ages, as people write and read them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ _FACTORS = {
     "tib": 2**40,
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days", ""), 86_400),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400),
+}
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -36,6 +43,21 @@ def parse_size(text: str | int) -> int:
     if match is None or factor is None:
         raise ValueError(f"not a size: {text!r} (write a number and a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB)")
     return round(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def parse_age(text: str) -> float:
+    """Return the seconds of ``"30d"``, ``"12h"``, ``"90 min"``, ``"2 weeks"``; a number alone is days.
+
+    Raises
+    ------
+    ValueError
+        If the text is no age; the message lists the units.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _SECONDS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"not an age: {text!r} (write a number and a unit: s, min, h, d, w; a number alone is days)")
+    return float(match[1]) * factor
 
 
 def parse_percent(text: str) -> float | None:

@@ -35,13 +35,19 @@ class Catalog:
         The block geometry whose digests are meant.
     create
         False opens it for reading: a missing catalog is then an empty one, and nothing may be recorded.
+
+    Attributes
+    ----------
+    state, notice
+        What was found under its name, and what became of that in words, where it is worth telling.
     """
 
     def __init__(self, layout: CacheLayout, block_elements: int, *, create: bool) -> None:
         self.layout = layout
         self.block_elements = block_elements
         self._owner = create
-        self._db = open_database(layout.catalog, create=create)
+        opened = open_database(layout.catalog, create=create)
+        self._db, self.state, self.notice = opened.connection, opened.state, opened.notice
 
     def close(self) -> None:
         """Close the file."""
@@ -225,6 +231,14 @@ class Catalog:
         with self.transaction() as db:
             _insert_pack(db, name, identity)
 
+    def correct_pack_identity(self, name: str, identity: FileIdentity) -> None:
+        """Record what a pack looks like that was found to be right, without counting that as a use of it."""
+        with self.transaction() as db:
+            db.execute(
+                "UPDATE packs SET size = ?, mtime_ns = ?, ctime_ns = ?, inode = ? WHERE name = ?",
+                (identity.size, identity.mtime_ns, identity.ctime_ns, identity.inode, name),
+            )
+
     def pack_identity(self, name: str) -> FileIdentity | None:
         """Return what a pack looked like when it was last checked."""
         rows = self.rows("SELECT size, mtime_ns, ctime_ns, inode FROM packs WHERE name = ?", (name,))
@@ -283,6 +297,11 @@ class Catalog:
                 "INSERT OR REPLACE INTO published (path, key, files, record, seal) VALUES (?, ?, ?, ?, ?)",
                 (*row, seal(*row)),
             )
+
+    def published_places(self) -> tuple[Path, ...]:
+        """Return every directory, of any project, that something is on record as published into."""
+        rows = self.sealed_rows("SELECT path, key, files, record, seal FROM published ORDER BY path", ())
+        return tuple(self.layout.root.parent / os.fsdecode(path) for path, *_ in rows)
 
     def count(self, table: str) -> int:
         """Return the number of rows of a table of the catalog (a name from the schema, never user input)."""

@@ -1,25 +1,45 @@
 """The SQLite file of the catalog: schema, opening, and errors in words.
 
 The rollback journal is used and not the write-ahead log: readers then write nothing, and it works on file systems
-without shared memory maps. A catalog that is damaged, or that another version wrote, is set aside and started anew:
-losing it costs time and nothing else. SQLite checks no content, so rows whose damage could reach a result carry a seal.
+without shared memory maps. A catalog that is damaged is set aside and started anew: losing it costs time and nothing
+else. One of an earlier version is brought up to this one where that is known how, else set aside; one of a later
+version is refused, because the newer mergepipe that wrote it still needs it. SQLite checks no content, so rows whose
+damage could reach a result carry a seal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from blake3 import blake3
 
 from mergepipe.errors import CacheError, fail_storage
+from mergepipe.fsio.crash import crash_point
+from mergepipe.fsio.durable import remove_tree
+from mergepipe.fsio.locks import has_locks
 
 SCHEMA_VERSION = 4
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SEAL_BYTES = 8
+# Versions count by ones: a number beyond this is damage, and not a version to come.
+_LAST_VERSION = 1000
 
+_SAMPLES = """
+CREATE TABLE samples (
+    file INTEGER NOT NULL REFERENCES files (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    samples BLOB NOT NULL,
+    blocks BLOB NOT NULL,
+    seal BLOB NOT NULL,
+    PRIMARY KEY (file, name)
+);
+"""
 _SCHEMA = """
 CREATE TABLE files (
     id INTEGER PRIMARY KEY,
@@ -35,14 +55,6 @@ CREATE TABLE tensors (
     file INTEGER NOT NULL REFERENCES files (id) ON DELETE CASCADE,
     name TEXT NOT NULL,
     digest BLOB NOT NULL,
-    blocks BLOB NOT NULL,
-    seal BLOB NOT NULL,
-    PRIMARY KEY (file, name)
-);
-CREATE TABLE samples (
-    file INTEGER NOT NULL REFERENCES files (id) ON DELETE CASCADE,
-    name TEXT NOT NULL,
-    samples BLOB NOT NULL,
     blocks BLOB NOT NULL,
     seal BLOB NOT NULL,
     PRIMARY KEY (file, name)
@@ -104,31 +116,101 @@ CREATE TABLE published (
 """
 
 
-def open_database(path: Path, *, create: bool) -> sqlite3.Connection | None:
-    """Open the catalog, starting anew where it is damaged or of another version.
+TABLES = frozenset(
+    ("files", "tensors", "samples", "packs", "results", "staged", "statistics", "measured", "published")
+)
+"""The tables of a catalog."""
+
+# What brings a catalog of an earlier version to the next one; those before the first of these are set aside.
+_MIGRATIONS: Mapping[int, str] = {3: _SAMPLES}
+
+
+class CatalogState(Enum):
+    """What a catalog was found to be when it was opened."""
+
+    OPEN = "open"
+    MISSING = "missing"
+    OLDER = "older"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedDatabase:
+    """A catalog, as far as there is one.
+
+    Attributes
+    ----------
+    connection
+        None if there is none to be used, which only a reader sees.
+    state
+        What was found under its name.
+    notice
+        What became of it, in words, where that is worth telling.
+    """
+
+    connection: sqlite3.Connection | None
+    state: CatalogState
+    notice: str | None = None
+
+
+def open_database(path: Path, *, create: bool) -> OpenedDatabase:
+    """Open the catalog; one that is damaged or of an earlier version is begun anew, or brought up to this version.
 
     Parameters
     ----------
     create
-        Whether to make it where it is missing or unusable; the caller holds the build lock then.
+        Whether to make it where it is missing or unusable; the caller holds the build lock then. A reader leaves it
+        as it is, and sees an empty one.
 
-    Returns
-    -------
-    sqlite3.Connection or None
-        None if there is no usable catalog and ``create`` is false.
+    Raises
+    ------
+    CacheError
+        If a newer mergepipe wrote it, or it cannot be opened.
+    StorageError
+        If the file system refuses.
     """
-    if path.exists():
-        connection = _open_existing(path)
-        if connection is not None:
-            return connection
-        if create:
-            _set_aside(path)
+    found = _look_at(path, owner=create)
+    if isinstance(found, sqlite3.Connection):
+        return OpenedDatabase(connection=found, state=CatalogState.OPEN)
+    state, version = found
     if not create:
-        return None
+        notices = {
+            CatalogState.DAMAGED: "the catalog of the cache cannot be read: the next build begins a new one",
+            CatalogState.OLDER: "the catalog of the cache is of an earlier mergepipe: what it knows counts from the"
+            " next build on" if version in _MIGRATIONS else
+            "the catalog of the cache is of an earlier mergepipe: the next build begins a new one",
+        }  # fmt: skip
+        return OpenedDatabase(connection=None, state=state, notice=notices.get(state))
+    if version in _MIGRATIONS and _migrated(path, version):
+        notice = f"the catalog of the cache was of an earlier mergepipe (version {version}): it was taken over"
+        return OpenedDatabase(connection=_connect(path), state=state, notice=notice)
+    notice = None
+    if state is not CatalogState.MISSING:
+        _set_aside(path)
+        why = "could not be read" if state is CatalogState.DAMAGED else f"was of an earlier mergepipe ({version})"
+        notice = f"the catalog of the cache {why}: it was set aside as `{_aside(path).name}`, and a new one is begun"
     connection = _connect(path)
+    crash_point("catalog.created")
     with guarded(path), connection:
-        connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-    return connection
+        connection.executescript(f"BEGIN; {_SCHEMA} {_SAMPLES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    return OpenedDatabase(connection=connection, state=state, notice=notice)
+
+
+def _migrated(path: Path, version: int) -> bool:
+    """Bring a catalog up to this version, in one transaction; return False if it turns out to be damaged."""
+    steps = " ".join(_MIGRATIONS[number] for number in range(version, SCHEMA_VERSION))
+    with guarded(path):
+        connection = _connection(path, owner=True)
+        try:
+            connection.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code not in (*_DAMAGED, sqlite3.SQLITE_ERROR):  # such as a full disk: it stays as it is
+                raise
+            return False
+        finally:
+            connection.close()
+    return True
 
 
 def seal(*columns: object) -> bytes:
@@ -145,47 +227,86 @@ def is_sealed(row: Sequence[object]) -> bool:
     return seal(*row[:-1]) == row[-1]
 
 
-def _connection(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+def _connection(path: Path, *, owner: bool) -> sqlite3.Connection:
+    """Open the file, without SQLite's locks where the file system has none.
+
+    There the lock of the cache keeps writers apart (`mergepipe.fsio.locks`). A reader then ignores the journal, which a
+    writer may be using: what it sees half-written fails its seal, or is an error.
+    """
+    target: str | Path = path
+    if not has_locks(path.parent):
+        target = f"{path.absolute().as_uri()}?{'nolock=1' if owner else 'immutable=1'}"
+    connection = sqlite3.connect(target, timeout=60, isolation_level=None, check_same_thread=False, uri=target != path)
     connection.text_factory = lambda data: str(data, "utf-8", "replace")  # damaged text then fails its seal
     return connection
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     with guarded(path):
-        connection = _connection(path)
+        connection = _connection(path, owner=True)
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
 
-def _open_existing(path: Path) -> sqlite3.Connection | None:
-    """Open a catalog that is there; return None if it is damaged or of another version.
+def _look_at(path: Path, *, owner: bool) -> sqlite3.Connection | tuple[CatalogState, int]:
+    """Open a catalog of this version; else return what is there instead, with its version.
 
     Raises
     ------
     CacheError, StorageError
-        If it cannot be opened for another reason, such as permissions: that says nothing about its content.
+        If it cannot be opened for another reason, such as permissions: that says nothing about its content. If a newer
+        mergepipe wrote it.
     """
+    if not path.exists() or (path.is_file() and not path.stat().st_size):  # a process killed while it made it
+        return CatalogState.MISSING, 0
     with guarded(path):
-        connection = _connection(path)
+        connection = _connection(path, owner=owner)
+        version = 0
         try:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             if version == SCHEMA_VERSION:
-                connection.execute("PRAGMA foreign_keys = ON")
-                connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
                 return connection
         except sqlite3.OperationalError:
             connection.close()
             raise
         except (sqlite3.DatabaseError, UnicodeDecodeError):
-            pass  # not a database, or a malformed one
+            version = 0  # not a database, or a malformed one
         connection.close()
-    return None
+    if SCHEMA_VERSION < version <= _LAST_VERSION:
+        raise CacheError(
+            f"the cache `{path.parent}` was written by a newer mergepipe:"
+            f" its catalog has version {version}, and this one knows versions up to {SCHEMA_VERSION}",
+            hint="upgrade mergepipe, use another `--cache-dir`, or delete the cache (it costs time, never results)",
+            path=str(path),
+            version=version,
+            supported=SCHEMA_VERSION,
+        )
+    return (CatalogState.OLDER if 0 < version < SCHEMA_VERSION else CatalogState.DAMAGED), version
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + ".unusable")
+
+
+def set_aside(path: Path) -> None:
+    """Take a catalog that turned out to be damaged out of use; the caller holds the build lock.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses.
+    """
+    if os.path.lexists(path):
+        _set_aside(path)
 
 
 def _set_aside(path: Path) -> None:
     try:
-        path.replace(path.with_name(path.name + ".unusable"))
+        remove_tree(_aside(path))
+        path.replace(_aside(path))
+        crash_point("catalog.set-aside")
         path.with_name(path.name + "-journal").unlink(missing_ok=True)
     except OSError as error:
         fail_storage(error, path, "set aside the unusable catalog")

@@ -10,14 +10,17 @@
       staging/<name>.safetensors   shards being written, kept for the next run if this one is killed
       reserve                     a megabyte held while a build runs, for recording its work on a full disk
       quarantine/                 damaged packs, kept for a look
+      projects/                   the places of the locks of projects that build with this cache
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.errors import fail_storage
+from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import write_file
 
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The cache of mergepipe; it can be deleted at any time.\n"
@@ -59,6 +62,35 @@ class CacheLayout:
         """The lock file of the process that builds."""
         return self.root / "build.lock"
 
+    @property
+    def projects(self) -> Path:
+        """The folder of notes on who builds with this cache."""
+        return self.root / "projects"
+
+    def is_cache(self) -> bool:
+        """Return whether the directory is a cache, also one of which parts are gone, or is empty.
+
+        Whoever removes things in it asks before: the name may be that of something else.
+
+        Raises
+        ------
+        StorageError
+            If the file system refuses.
+        """
+        try:
+            found = set(os.listdir(self.root))
+            if not found or found & {self.catalog.name, self.lock.name}:
+                return True
+            tag = self.root / "CACHEDIR.TAG"
+            if tag.name in found and tag.read_bytes() == _TAG:
+                return True
+            own = {self.packs.name, self.staging.name, self.quarantine.name, self.projects.name, ".gitignore"}
+            return found <= own | {tag.name, self.reserve.name}
+        except NotADirectoryError:
+            return False
+        except OSError as error:
+            fail_storage(error, self.root, "look into")
+
     def create(self) -> None:
         """Make the directories that are missing.
 
@@ -70,6 +102,7 @@ class CacheLayout:
         try:
             for folder in (self.packs, self.staging):
                 folder.mkdir(parents=True, exist_ok=True)
+            crash_point("cache.created")
             for name, content in (("CACHEDIR.TAG", _TAG), (".gitignore", b"*\n")):
                 path = self.root / name
                 if not path.exists():

@@ -17,7 +17,7 @@ from mergepipe.checkpoints.safetensors import read_header
 from mergepipe.digest import content_digest, record_digest, tensor_digest
 from mergepipe.errors import FormatError, SourceChangedError, fail_storage
 from mergepipe.fsio.crash import crash_point
-from mergepipe.fsio.durable import fsync_path
+from mergepipe.fsio.durable import fsync_path, remove_tree
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.fsio.reading import pread_into
 
@@ -54,7 +54,7 @@ class PackStore:
         target = self.path(name)
         try:
             fsync_path(staged)
-            staged.chmod(READ_ONLY)
+            staged.chmod(staged.stat().st_mode & READ_ONLY)  # as the umask allowed
             crash_point("packs.fsynced")
             staged.replace(target)
             fsync_path(self._layout.packs)
@@ -104,11 +104,15 @@ class PackStore:
     def quarantine(self, name: str) -> None:
         """Take a damaged pack out of use; it is kept aside for a look, and its results are forgotten."""
         self._catalog.drop_pack(name)
+        crash_point("packs.forgotten")
         try:
             self._layout.quarantine.mkdir(exist_ok=True)
             path = self.path(name)
-            if path.exists():
-                path.replace(self._layout.quarantine / path.name)
+            if os.path.lexists(path):
+                target = self._layout.quarantine / path.name
+                remove_tree(target)  # an earlier one, which may be a folder
+                path.replace(target)
+                crash_point("packs.quarantined")
         except OSError as error:
             fail_storage(error, self.path(name), "quarantine")
 

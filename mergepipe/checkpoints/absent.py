@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,10 @@ from mergepipe.errors import SourceError
 _FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 # Files of a training run that hold no weights.
 _NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
-_RECIPE = """convert it once (needs torch and safetensors):
+_RECIPE = """convert {what} once (needs torch and safetensors; `weights_only` is what keeps code in the file from running):
     import torch; from safetensors.torch import save_file
-    state = torch.load("{file}", map_location="cpu", weights_only=True)
-    save_file({{k: v.clone().contiguous() for k, v in state.items()}}, "{target}", metadata={{"format": "pt"}})"""
+    state = torch.load({file}, map_location="cpu", weights_only=True)
+    save_file({{k: v.clone().contiguous() for k, v in state.items()}}, {target}, metadata={{"format": "pt"}})"""
 
 
 def visible_names(folder: Path) -> tuple[str, ...]:
@@ -82,7 +83,7 @@ def no_adapter_weights(place: Place, names: Sequence[str]) -> SourceError:
     """Return the error for an adapter's folder without ``adapter_model.safetensors``, which holds ``names``."""
     foreign = [name for name in names if name.startswith("adapter_model.") and name.endswith(_FOREIGN)]
     if foreign:
-        hint = _RECIPE.format(file=foreign[0], target=Path(foreign[0]).stem + SUFFIX)
+        hint = _recipe("it", foreign[0], Path(foreign[0]).stem + SUFFIX)
         return place.error(f"holds no safetensors weights, only {quote(foreign[0])}", hint=hint, files=foreign)
     return place.error(
         f"lacks the adapter's weights: it has no {quote(ADAPTER_FILE)}", f"it holds {enumerate_names(names)}"
@@ -96,7 +97,7 @@ def no_weights(place: Place, names: Sequence[str]) -> SourceError:
     foreign = [name for name in foreign if name not in adapters]
     if foreign:
         what = f"holds no safetensors weights, only {enumerate_names(foreign)}"
-        return place.error(what, hint=_conversion(foreign[0]), files=foreign)
+        return place.error(what, hint=_conversion(foreign[0], of=len(foreign)), files=foreign)
     if adapters:
         return adapter(place)
     if not names:
@@ -108,13 +109,18 @@ def no_weights(place: Place, names: Sequence[str]) -> SourceError:
     return place.error("holds no weights (no `*.safetensors` file)", f"it holds {enumerate_names(names)}", hint=hint)
 
 
-def _conversion(file: str) -> str:
-    """Return how to convert a weight file of another format."""
+def _conversion(file: str, *, of: int = 1) -> str:
+    """Return how to convert a weight file of another format, one ``of`` several."""
     if file.endswith(".gguf"):
         return "GGUF is made for inference, mostly quantised: use the safetensors checkpoint that it was made from"
     if file.endswith((".h5", ".msgpack")):
         return "load it with transformers (`from_tf=True` or `from_flax=True`) and `save_pretrained` it as safetensors"
-    return _RECIPE.format(file=file, target=_target(file))
+    return _recipe("it" if of == 1 else "each of them", file, _target(file))
+
+
+def _recipe(what: str, file: str, target: str) -> str:
+    """Return the recipe for a file. Its name is anybody's, and the lines are there to be pasted: names are literals."""
+    return _RECIPE.format(what=what, file=json.dumps(file), target=json.dumps(target))
 
 
 def _target(file: str) -> str:

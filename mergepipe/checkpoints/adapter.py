@@ -30,6 +30,7 @@ from mergepipe.checkpoints.checkpoint import Adapter, Checkpoint, LowRank, is_fo
 from mergepipe.checkpoints.discovery import ADAPTER_CONFIG, ADAPTER_FILE
 from mergepipe.checkpoints.heads import is_head, ties_embeddings
 from mergepipe.checkpoints.layers import natural_key
+from mergepipe.checkpoints.patterns import PatternError
 from mergepipe.checkpoints.place import Place
 from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.checkpoints.wording import quote
@@ -90,7 +91,11 @@ def open_adapter(path: Path, *, label: str, on: Checkpoint, shown: str | None = 
     found = _Found(place, on, settings)
     for info in stored.values():
         found.add(info)
-    adapter = Adapter(on=on, stored=stored, low_rank=found.pairs(), replaced=found.replaced)
+    try:
+        pairs = found.pairs()
+    except PatternError as error:
+        raise place.error(f"selects modules by patterns: {error}", name=ADAPTER_CONFIG, hint=_MERGE_FIRST) from None
+    adapter = Adapter(on=on, stored=stored, low_rank=pairs, replaced=found.replaced)
     raise_collected(found.errors())
     return Checkpoint(
         label=label,

@@ -9,12 +9,12 @@ Source: PEFT 0.21 (``LoraConfig``; ``get_pattern_key`` for the patterns; ``LoraL
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mergepipe.checkpoints.discovery import ADAPTER_CONFIG
+from mergepipe.checkpoints.patterns import ModulePattern, PatternError, Work
 from mergepipe.checkpoints.place import Place, read_object
 from mergepipe.checkpoints.wording import quote
 from mergepipe.errors import SourceError, raise_collected
@@ -56,6 +56,7 @@ _REFUSED = {
     "target_parameters": "LoRA on parameters that are no module's weight",
 }
 _LARGEST = 1e30
+_LONGEST_SHOWN = 200
 # Ways to begin that change the base's weights: the factors then belong to another base.
 _REWRITING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _HARMLESS = ("gaussian", "eva", "orthogonal", "mica")
@@ -79,8 +80,8 @@ class LoraSettings:
 
     rank: int
     alpha: float
-    rank_pattern: tuple[tuple[re.Pattern[str], int], ...]
-    alpha_pattern: tuple[tuple[re.Pattern[str], float], ...]
+    rank_pattern: tuple[tuple[ModulePattern, int], ...]
+    alpha_pattern: tuple[tuple[ModulePattern, float], ...]
     rslora: bool
     fan_in_fan_out: bool
 
@@ -165,9 +166,12 @@ class _Reader:
 
     place: Place
     config: Mapping[str, Any]
+    work: Work = field(default_factory=Work)
 
     def _wrong(self, name: str, expected: str, value: Any) -> SourceError:
-        return self.place.error(f"has {quote(name)} {value!r}: expected {expected}", name=ADAPTER_CONFIG, setting=name)
+        shown = repr(value)
+        shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
+        return self.place.error(f"has {quote(name)} {shown}: expected {expected}", name=ADAPTER_CONFIG, setting=name)
 
     def rank(self, name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -185,13 +189,13 @@ class _Reader:
             raise self._wrong(name, "true or false", value)
         return bool(value)
 
-    def pattern(self, name: str) -> Iterator[tuple[re.Pattern[str], str, Any]]:
+    def pattern(self, name: str) -> Iterator[tuple[ModulePattern, str, Any]]:
         """Yield each pattern, compiled, with the name of its setting and its value."""
         patterns = self.config.get(name) or {}
         if not isinstance(patterns, dict):
             raise self._wrong(name, "an object", patterns)
         for text, value in patterns.items():
             try:
-                yield re.compile(rf"(.*\.)?({text})$"), f"{name}.{text}", value
-            except re.error as error:
+                yield ModulePattern(text, self.work), f"{name}.{text}", value
+            except PatternError as error:
                 raise self._wrong(name, f"regular expressions ({error})", text) from None

@@ -197,7 +197,7 @@ def open_checkpoint(path: Path, *, label: str, shown: str | None = None) -> Chec
         raise adapter(place)
     if not place.root.name.endswith(SUFFIX):
         raise not_a_weight_file(place)
-    folder = Place(label=label, root=place.root.parent, shown=os.path.dirname(place.shown))
+    folder = Place(label=label, root=place.root.parent, shown=os.path.dirname(place.shown), is_named=True)
     weights = WeightFiles(files=(place.root.name,))
     return _assemble(folder, weights, config={}, is_folder=False)
 

@@ -16,6 +16,8 @@ from mergepipe.checkpoints.wording import quote
 from mergepipe.errors import SourceError
 
 _TEXT_LIMIT = 100_000_000
+FOLLOW_VARIABLE = "MERGEPIPE_FOLLOW_LINKS"
+"""The environment variable that lets links lead out of a checkpoint's folder; ``1`` for yes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +32,14 @@ class Place:
         Absolute path of the folder.
     shown
         The folder as the user wrote it.
+    is_named
+        Whether the user named the file in it that is read, so that it may be a link to anywhere.
     """
 
     label: str
     root: Path
     shown: str
+    is_named: bool = False
 
     def show(self, name: str) -> str:
         """Return what messages call a file of the folder."""
@@ -56,9 +61,11 @@ def opened(place: Place, name: str) -> Iterator[tuple[int, os.stat_result]]:
     Raises
     ------
     SourceError
-        If it is missing, a broken link, no regular file, or may not be read; also for an I/O error while it is open.
+        If it is missing, a broken link, no regular file, or may not be read; if a link leads out of the folder; also
+        for an I/O error while it is open.
     """
     try:
+        _confine(place, name)
         # Without O_NONBLOCK a named pipe would be waited for.
         fd = os.open(place.root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -74,6 +81,32 @@ def opened(place: Place, name: str) -> Iterator[tuple[int, os.stat_result]]:
         raise _unreadable(place, name, error) from error
     finally:
         os.close(fd)
+
+
+def _confine(place: Place, name: str) -> None:
+    """Refuse a file that is elsewhere: a checkpoint comes from anybody, and links in it could point to any file here.
+
+    A hub's cache is an exception: its folders `snapshots/REVISION` hold links to the files in `blobs` beside them.
+    """
+    if place.is_named or os.environ.get(FOLLOW_VARIABLE, "") not in ("", "0"):
+        return
+    real = os.path.realpath(place.root / name)
+    root = os.path.realpath(place.root)
+    if any(real.startswith(os.path.join(folder, "")) for folder in (root, *_blobs(root))) or not os.path.lexists(real):
+        return
+    raise place.error(
+        f"is a link that leads out of the folder, to {quote(real)}",
+        name=name,
+        hint="put the file itself (or a hard link) there; a source may also be the path of one `.safetensors` file;"
+        f" if all links in your checkpoints are your own, {FOLLOW_VARIABLE}=1 follows them",
+        target=real,
+    )
+
+
+def _blobs(root: str) -> tuple[str, ...]:
+    """Return where links of a snapshot in a hub's cache lead, nothing for any other folder."""
+    repository, found, _ = root.rpartition(f"{os.sep}snapshots{os.sep}")
+    return (os.path.join(repository, "blobs"),) if found else ()
 
 
 def _unreadable(place: Place, name: str, error: OSError) -> SourceError:

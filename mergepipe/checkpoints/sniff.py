@@ -54,7 +54,8 @@ _MAGIC = (
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _LFS_MAGIC = b"version https://git-lfs.github.com/spec/"
 _LFS_SIZE = re.compile(rb"^size ([0-9]{1,18})$", re.MULTILINE)
-_HTML = re.compile(r"\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL)
+_HTML = re.compile(r"<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE)
+_COMMENT, _COMMENT_END = "<!--", "-->"
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 
 
@@ -94,7 +95,7 @@ def _text(head: bytes) -> Finding | None:
     text = _decode(head)
     if text is None:
         return None
-    if _HTML.match(text):
+    if _HTML.match(_without_comments(text)):
         return Finding(kind="html", what="an HTML page, such as a login or error page", hint=_LOGIN)
     start = text.lstrip()
     if start.startswith("<?xml"):
@@ -103,6 +104,14 @@ def _text(head: bytes) -> Finding | None:
     if start.startswith(("{", "[")):
         return Finding(kind="json", what=f"a JSON document, such as an error body: {first_line}", hint=_LOGIN)
     return Finding(kind="text", what=f"a text file that begins {first_line}", hint=_LOGIN)
+
+
+def _without_comments(text: str) -> str:
+    """Return what follows the comments that a page begins with. By hand: a pattern would try all ways to split them."""
+    text = text.lstrip()
+    while text.startswith(_COMMENT):
+        text = text[len(_COMMENT) :].partition(_COMMENT_END)[2].lstrip()
+    return text
 
 
 def _decode(head: bytes) -> str | None:

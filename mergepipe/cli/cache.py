@@ -1,18 +1,32 @@
-"""``mergepipe cache``: what the cache holds, and removing what is not needed."""
+"""``mergepipe cache``: what the cache holds, removing what is not needed, and checking it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from mergepipe.cli.command import Command, Group, show_help_if_alone
-from mergepipe.cli.options import SIZE
+from mergepipe.cli.errors import UsageError
+from mergepipe.cli.options import AGE, SIZE
 from mergepipe.cli.progress import make_reporter
-from mergepipe.cli.render import cache_info_lines, prune_lines
+from mergepipe.cli.render import cache_info_lines
 from mergepipe.cli.session import Session
+from mergepipe.cli.tables import duration, fact, plain
+from mergepipe.errors import CacheError
+from mergepipe.units import format_bytes, format_count
 
+if TYPE_CHECKING:
+    from mergepipe.project.caches_report import CacheCheck
+    from mergepipe.project.reports import PruneReport
+
+_DAY = 86_400
+_SHOWN = 20  # problems
 _EXAMPLES = (
     ("mergepipe cache info", "where it is, and how large"),
     ("mergepipe cache prune --max-size '20 GB'", "keep the packs that were used last"),
+    ("mergepipe cache verify", "check every byte of it"),
 )
 _INFO_EXAMPLES = (
     ("mergepipe cache info", "the cache of this project"),
@@ -21,17 +35,29 @@ _INFO_EXAMPLES = (
 _PRUNE_EXAMPLES = (
     ("mergepipe cache prune", "remove what killed builds left"),
     ("mergepipe cache prune --max-size '20 GB'", "keep the packs that were used last"),
-    ("mergepipe cache prune --max-age 30", "remove packs unused for 30 days"),
+    ("mergepipe cache prune --max-age 12h", "remove packs unused for 12 hours"),
+    ("mergepipe cache prune --unreferenced --dry-run", "show which packs no lock names"),
     ("mergepipe cache prune --max-size 0", "remove all packs"),
 )
+_VERIFY_EXAMPLES = (
+    ("mergepipe cache verify", "take out of use what is damaged"),
+    ("mergepipe cache verify --dry-run", "show what is damaged"),
+)
+_REASONS = {
+    "unknown": "that no result lies in",
+    "unreferenced": "that no lock and no output needs",
+    "age": "unused for too long",
+    "size": "to come within the size",
+}
 
 
 @click.group(cls=Group, examples=_EXAMPLES)
 @click.pass_context
 def cache(context: click.Context) -> None:
-    """Show what the cache holds, or make it smaller.
+    """Show what the cache holds, make it smaller, or check it.
 
-    The cache can be removed at any time: outputs keep their bytes, and the next build reads all sources again.
+    The cache can be removed at any time: outputs keep their bytes, and the next build reads all sources again. These
+    commands need no Mergefile that can be read, only the cache.
     """
     show_help_if_alone(context)
 
@@ -41,7 +67,7 @@ def cache(context: click.Context) -> None:
 def info(session: Session) -> None:
     """Show where the cache is and what it holds."""
     with make_reporter(session.console, session.options) as reporter:
-        report = session.open_project(reporter).cache_info()
+        report = session.open_cache(reporter).info()
     if session.options.json_output:
         session.console.json(report.as_json())
     else:
@@ -50,16 +76,120 @@ def info(session: Session) -> None:
 
 @cache.command(cls=Command, examples=_PRUNE_EXAMPLES)
 @click.option("--max-size", type=SIZE, help="Remove the packs unused for longest until the rest is within SIZE.")
-@click.option("--max-age", type=click.FloatRange(min=0), metavar="DAYS", help="Remove packs unused for DAYS.")
+@click.option("--max-age", type=AGE, help="Remove packs unused for AGE: 30d, 12h, 90min; a number is days.")
+@click.option("--unreferenced", is_flag=True, help="Remove packs that no lock, and no published output, needs.")
+@click.option("--keep", metavar="LOCK", multiple=True, help="With --unreferenced: keep what LOCK names, too; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing; show what would be removed.")
 @click.pass_obj
-def prune(session: Session, max_size: int | None, max_age: float | None) -> None:
+def prune(
+    session: Session,
+    max_size: int | None,
+    max_age: float | None,
+    unreferenced: bool,
+    keep: tuple[str, ...],
+    dry_run: bool,
+) -> None:
     """Remove packs that are not needed, and what killed builds left.
 
-    Published outputs keep their bytes.
+    Published outputs keep their bytes. A build that runs is waited for. What is needed is what the lock of this project
+    names, the locks of other projects that build with this cache, and the outputs published from it that still exist.
     """
+    if keep and not unreferenced:
+        raise UsageError("`--keep` goes with `--unreferenced`", hint="add `--unreferenced`")
     with make_reporter(session.console, session.options) as reporter:
-        report = session.open_project(reporter).cache_prune(max_bytes=max_size, max_age_days=max_age)
+        report = session.open_cache(reporter).prune(
+            max_size,
+            None if max_age is None else max_age / _DAY,
+            unreferenced=unreferenced,
+            keep=keep,
+            dry_run=dry_run,
+        )
     if session.options.json_output:
         session.console.json(report.as_json())
     else:
-        session.console.result(prune_lines(report))
+        session.console.result(_prune_lines(report, verbose=session.options.verbose))
+
+
+@cache.command(cls=Command, examples=_VERIFY_EXAMPLES)
+@click.option("--dry-run", is_flag=True, help="Take nothing out of use; show what is damaged.")
+@click.option(
+    "-j", "--workers", type=click.IntRange(min=1), metavar="N", help="Threads.", show_default="one per processor"
+)
+@click.pass_context
+def verify(context: click.Context, dry_run: bool, workers: int | None) -> None:
+    """Check every byte of the cache, and take out of use what is damaged.
+
+    Hashes all packs, and checks every row of the catalog. Damaged packs go to `quarantine`, damaged rows are dropped; the
+    next build makes anew what it needs of them. Ends with exit code 1 if anything was damaged.
+    """
+    session: Session = context.obj
+    with make_reporter(session.console, session.options) as reporter:
+        report = session.open_cache(reporter, workers=workers).verify(dry_run=dry_run)
+    if session.options.json_output:
+        session.console.json(report.as_json())
+    else:
+        session.console.result(_verify_lines(report))
+        _show_problems(session, report)
+    if not report.ok:
+        context.exit(1)
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def _prune_lines(report: PruneReport, *, verbose: bool) -> Iterator[str]:
+    """Yield what was removed from the cache."""
+    verb = "would remove" if report.dry_run else "removed"
+    if report.removed or report.removed_bytes:
+        yield f"{verb} {format_count(report.removed, 'pack')}, {format_bytes(report.removed_bytes)} in all"
+    else:
+        yield "nothing to remove"
+    for reason, words in _REASONS.items():
+        sizes = [nbytes for _, nbytes, why in report.packs if why == reason]
+        if sizes:
+            yield from fact("packs", [f"{format_count(len(sizes), 'pack')} {words}", format_bytes(sum(sizes))])
+        if verbose:
+            yield from (f"    {plain(file)} ({format_bytes(size)})" for file, size, why in report.packs if why == reason)
+    if report.linked_bytes:
+        yield from fact("shared", [f"{format_bytes(report.linked_bytes)} of that stay on the disk, in outputs"])
+    if report.statistic_bytes:
+        yield from fact("numbers", [f"{format_bytes(report.statistic_bytes)} of statistics"])
+    if report.leftover_bytes:
+        yield from fact("scraps", [f"{format_bytes(report.leftover_bytes)} that killed builds or damage left"])
+    for label, locks in (("locks", report.locks), ("gone", report.missing_locks)):
+        if locks:
+            yield from fact(label, [plain(lock) for lock in locks])
+    yield f"{format_bytes(report.kept_bytes)} of packs left"
+
+
+def _verify_lines(report: CacheCheck) -> Iterator[str]:
+    packs, rows = report.packs, report.rows
+    if report.ok:
+        state = click.style("sound", fg="green") if packs.checked or rows else "empty"
+    else:
+        state = click.style(format_count(len(report.problems), "problem"), fg="red")
+        state += ", nothing changed" if report.dry_run else ", repaired"
+    yield f"cache {plain(report.path)}: {state}"
+    found = [(packs.damaged, "damaged"), (packs.missing, "missing"), (packs.unknown, "unknown: `cache prune` removes them")]
+    parts = [f"{packs.checked:,} checked ({format_bytes(packs.bytes)})"]
+    yield from fact("packs", [*parts, *(f"{count:,} {word}" for count, word in found if count)])
+    if report.catalog in ("sound", "repaired"):
+        words = (("files", "source file"), ("results", "result"), ("published", "output"))
+        counts = [format_count(rows[table], word) for table, word in words]
+        yield from fact("catalog", [*counts, f"{format_count(sum(rows.values()), 'row')} in all"])
+    else:
+        words_of = {"older": "of an earlier mergepipe", "damaged": "damaged", "missing": "not there"}
+        yield from fact("catalog", [words_of[report.catalog]])
+    rate = f", {format_bytes(int(packs.bytes / report.seconds))}/s" if report.seconds > 0 else ""
+    yield f"{format_bytes(packs.bytes)} in {duration(report.seconds)}{rate}"
+
+
+def _show_problems(session: Session, report: CacheCheck) -> None:
+    """Print every problem, the first ones where there are many."""
+    most = None if session.options.verbose else _SHOWN
+    for problem in report.problems[:most]:
+        done = f"it would be {problem.repair}" if report.dry_run else problem.repair
+        session.console.error(CacheError(problem.message, hint=done))
+    more = len(report.problems) - _SHOWN if most is not None else 0
+    if more > 0:
+        session.console.note(f"{format_count(more, 'more problem')}: `--verbose` shows all")

@@ -15,7 +15,7 @@ import click
 
 from mergepipe.cli.options import GlobalOptions
 from mergepipe.cli.tables import plain_lines
-from mergepipe.errors import CollectedErrors, MergepipeError, fail_storage
+from mergepipe.errors import CollectedErrors, MergepipeError, fail_storage, redacted
 from mergepipe.units import format_count
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "hint": "cyan"}
@@ -87,6 +87,7 @@ class Console:
             fail_storage(error, "standard output", "write to")
 
     def _shown(self, stream: TextIO, text: str) -> str:
+        text = redacted(text)
         return text if self.has_colour(stream) else click.unstyle(text)
 
     def has_colour(self, stream: TextIO) -> bool:
@@ -137,7 +138,7 @@ def discard(stream: TextIO) -> None:
 
 
 def _json_text(value: Any) -> str:
-    return json.dumps(_finite(value), allow_nan=False, default=str)
+    return redacted(json.dumps(_finite(value), allow_nan=False, default=str))
 
 
 def _finite(value: Any) -> Any:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mergepipe.project.explain import ExplainedInput, OutputExplanation, TensorExplanation
     from mergepipe.project.explain_values import InputReads, OutputSummary
 
+_SAMPLED = "sample:"  # of a source that is known by samples
 _DIGEST_SHOWN = len("b3:") + 12
 _MODULES = 8
 _NEVER = "-"
@@ -22,7 +23,8 @@ _NEVER = "-"
 
 def shown_digest(digest: str, *, verbose: bool) -> str:
     """Return a digest, shortened unless ``verbose``."""
-    return digest if verbose else digest[:_DIGEST_SHOWN]
+    head = len(digest) - len(digest.removeprefix(_SAMPLED))
+    return digest if verbose else digest[: head + _DIGEST_SHOWN]
 
 
 def percent(part: float | None) -> str:
@@ -80,7 +82,7 @@ def _error(found: TensorExplanation) -> list[str]:
         parts = ["no bound is known"]
     else:
         whose = f" ({percent(error.bound_share)} of the output's, in squares)" if error.bound_share is not None else ""
-        parts = [f"at most {error.bound:.3g}{whose}"]
+        parts = [f"{_at_most(error.kind)} {error.bound:.3g}{whose}"]
     if error.expected is not None:
         whose = f" ({percent(error.expected_share)})" if error.expected_share is not None else ""
         parts.append(f"expected {error.expected:.3g}{whose}")
@@ -139,14 +141,18 @@ def summary_lines(found: OutputSummary, *, verbose: bool) -> Iterator[str]:
     yield from _last(found)
 
 
+def _at_most(kind: str) -> str:
+    return "about" if kind == "estimated" else "at most"
+
+
 def _bound(found: OutputSummary) -> Iterator[str]:
     bound = found.bound
     if bound.kind == "exact":
         yield "nothing is left out"
     elif bound.relative_to_update is not None:
-        yield f"error at most {percent(bound.relative_to_update)} of the update ({bound.kind})"
+        yield f"error {_at_most(bound.kind)} {percent(bound.relative_to_update)} of the update ({bound.kind})"
     elif bound.absolute is not None:
-        yield f"error at most {bound.absolute:.3g} ({bound.kind})"
+        yield f"error {_at_most(bound.kind)} {bound.absolute:.3g} ({bound.kind})"
     else:
         yield "no bound is known"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 Rows = Sequence[tuple[str, str]]
 LOOKS = ("NO_COLOR", "FORCE_COLOR")
+USUAL = ("MERGEPIPE_CACHE_DIR", "MERGEPIPE_ALLOW_CUSTOM", "MERGEPIPE_FOLLOW_LINKS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class Manual:
 
     exit_codes: Mapping[int, str] = field(default_factory=dict)
     files: Rows = ()
-    environment: Sequence[str] = ("MERGEPIPE_CACHE_DIR", "MERGEPIPE_ALLOW_CUSTOM", *LOOKS)
+    environment: Sequence[str] = (*USUAL, *LOOKS)
     see_also: Sequence[str] = ()
 
     def codes(self) -> Rows:
@@ -45,6 +46,7 @@ COMMON_CODES: Mapping[int, str] = {
 VARIABLES: Mapping[str, str] = {
     "MERGEPIPE_CACHE_DIR": "where the cache is, unless `--cache-dir` says so",
     "MERGEPIPE_ALLOW_CUSTOM": "`1` runs the code of custom operators",
+    "MERGEPIPE_FOLLOW_LINKS": "`1` follows links that lead out of a checkpoint's folder",
     "NO_COLOR": "if set, no colour",
     "FORCE_COLOR": "if set, colour also where no terminal is",
     "MERGEPIPE_PUBLIC_KEY": "the file with the key to verify signatures with, unless `--public-key` names one",
@@ -83,7 +85,7 @@ MANUALS: Mapping[str, Manual] = {
             130: "interrupted; the next build goes on from there",
         },
         files=(_MERGEFILE, ("Mergefile.lock", "what the outputs were made of: commit it"), _CACHE, _DIRECTORY),
-        environment=("MERGEPIPE_CACHE_DIR", "MERGEPIPE_ALLOW_CUSTOM", "MERGEPIPE_SIGN_PASSWORD", *LOOKS),
+        environment=(*USUAL, "MERGEPIPE_SIGN_PASSWORD", *LOOKS),
         see_also=("mergepipe plan", "mergepipe status", "mergepipe diff", "docs/guides/incremental-work.md"),
     ),
     "plan": Manual(files=(_MERGEFILE, _CACHE), see_also=("mergepipe build", "mergepipe explain", "mergepipe sweep")),
@@ -108,7 +110,7 @@ MANUALS: Mapping[str, Manual] = {
     "verify": Manual(
         exit_codes={0: "everything is what it should be", 1: "something differs, or cannot be read"},
         files=(_DIRECTORY, *_READ),
-        environment=("MERGEPIPE_CACHE_DIR", "MERGEPIPE_ALLOW_CUSTOM", "MERGEPIPE_PUBLIC_KEY", *LOOKS),
+        environment=(*USUAL, "MERGEPIPE_PUBLIC_KEY", *LOOKS),
         see_also=("mergepipe replay", "docs/formats/manifest.md"),
     ),
     "replay": Manual(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mergepipe.units import parse_size
+from mergepipe.units import parse_age, parse_size
 
 CACHE_VARIABLE = "MERGEPIPE_CACHE_DIR"
 
@@ -74,8 +74,9 @@ def global_options() -> list[click.Parameter]:
 
 if TYPE_CHECKING:
     _SizeType = click.ParamType[int]
+    _AgeType = click.ParamType[float]
 else:
-    _SizeType = click.ParamType  # not generic before click 8.5
+    _SizeType = _AgeType = click.ParamType  # not generic before click 8.5
 
 
 class _Size(_SizeType):
@@ -90,3 +91,17 @@ class _Size(_SizeType):
 
 
 SIZE = _Size()
+
+
+class _Age(_AgeType):
+    name = "AGE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds of ``12h``."""
+        try:
+            return parse_age(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+AGE = _Age()

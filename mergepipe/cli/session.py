@@ -14,8 +14,10 @@ from mergepipe.reporting import Reporter
 
 if TYPE_CHECKING:
     from mergepipe.project import Project
+    from mergepipe.project.caches import ProjectCache
 
 MERGEFILE = "Mergefile.toml"
+CACHE_DIRECTORY = ".mergecache"  # as in `mergepipe.project.session`, which takes its time to import
 
 
 class Session:
@@ -52,6 +54,46 @@ class Session:
             memory=memory,
             allow_custom=self.options.allow_custom,
         )
+
+
+    def open_cache(self, reporter: Reporter, *, workers: int | None = None) -> ProjectCache:
+        """Open the cache directory that the options name, else that beside the Mergefile, which need not be right.
+
+        Raises
+        ------
+        MergefileError
+            If there is neither a Mergefile nor a cache.
+        """
+        named = self.options.cache_directory()
+        try:
+            folder, lock = self._cache_place()
+        except MergefileError:
+            if named is None:
+                raise
+            folder, lock = Path(), None
+        from mergepipe.project.caches import open_cache
+
+        return open_cache(named or folder / CACHE_DIRECTORY, lock_path=lock, reporter=reporter, workers=workers)
+
+    def _cache_place(self) -> tuple[Path, Path | None]:
+        """Return the folder that a cache may lie in, and the lock of the project there, if there is one."""
+        if self.options.file:
+            path = Path(self.options.file)
+            if not path.is_file() and not (path.parent / CACHE_DIRECTORY).is_dir():
+                raise MergefileError(
+                    f"there is no Mergefile `{path}`, and no cache beside it",
+                    hint="`--cache-dir` names a cache",
+                    path=str(path),
+                )
+            return path.parent, path.with_suffix(".lock")
+        here = Path.cwd()
+        for number, folder in enumerate((here, *here.parents)):
+            if (folder / MERGEFILE).is_file():
+                break
+            if (folder / CACHE_DIRECTORY).is_dir():  # of a project whose Mergefile has another name, or is gone
+                return Path(*[".."] * number), None
+        path = find_mergefile(here)
+        return path.parent, path.with_suffix(".lock")
 
 
 def find_mergefile(directory: Path) -> Path:

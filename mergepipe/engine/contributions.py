@@ -28,6 +28,7 @@ from mergepipe.graph.reductions import key_recipe, open_table
 from mergepipe.operators.contract import Array, BlockInputs, Statistic, StatisticValues
 from mergepipe.operators.vectors import CHUNK_ELEMENTS, chunks, fill_deltas, inner_products, symmetric
 from mergepipe.plan.access import TensorAccess
+from mergepipe.plan.sampling import sampled_slots
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
 
 
@@ -148,7 +149,18 @@ def _with_output(plan: OutputPlan, tensor: TensorPlan, checkpoint: Checkpoint) -
     output = InputRef(source=checkpoint.label, info=checkpoint.tensors[tensor.name])
     base = tensor.base if tensor.base is not None else _declared_base(plan, tensor)
     access = None if tensor.access is None else TensorAccess(levels=(*tensor.access.levels, None))
-    return replace(tensor, base=base, experts=(*tensor.experts, output), access=access)
+    experts = tuple(None if expert is None else replace(expert, levels=None) for expert in tensor.experts)
+    return replace(tensor, base=base, experts=(*experts, output), access=access, sampled=False)
+
+
+def is_readable(plan: OutputPlan, measured: OutputPlan, index: SourceIndex) -> bool:
+    """Return whether a `measured_plan` needs no block that the output was built without reading.
+
+    Experts whose budget goes by samples are known in part alone; what was not read of them is not read for this either.
+    """
+    sampled = {tensor.name: sampled_slots(tensor) for tensor in plan.tensors}
+    refs = [tensor.slots[slot] for tensor in measured.tensors for slot in sampled[tensor.name]]
+    return all(ref is None or slot_blocks(ref, index) is not None for ref in refs)
 
 
 def _declared_base(plan: OutputPlan, tensor: TensorPlan) -> InputRef | None:

@@ -159,6 +159,7 @@ class Engine:
             left = abandoned(self._catalog.layout.staging, plan.output.name)
             if left:
                 self._catalog.drop_staged(path.stem for path in left)
+                crash_point("engine.abandoned")
             for path in left:
                 remove_tree(path)
 

@@ -45,10 +45,15 @@ def pwrite_all(fd: int, data: memoryview, offset: int) -> None:
         offset += written
 
 
-def replace_file(path: Path, data: bytes, *, point: str | None = None) -> None:
+def replace_file(path: Path, data: bytes, *, point: str = "file") -> None:
     """Replace a file's content atomically: temporary file, fsync, rename, directory fsync.
 
     The temporary name is fixed, so that a killed process leaves at most one file, which the next call overwrites.
+
+    Parameters
+    ----------
+    point
+        The crash points that are passed are called ``POINT.written`` and ``POINT.renamed``.
 
     Raises
     ------
@@ -58,11 +63,9 @@ def replace_file(path: Path, data: bytes, *, point: str | None = None) -> None:
     temporary = _temporary(path)
     try:
         write_file(temporary, data)
-        if point:
-            crash_point(f"{point}.written")
+        crash_point(f"{point}.written")
         temporary.replace(path)
-        if point:
-            crash_point(f"{point}.renamed")
+        crash_point(f"{point}.renamed")
         fsync_path(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -10,6 +10,10 @@ from pathlib import Path
 
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of one file with another
 _CHUNK = 8 << 20
+# Other disks, and file systems without hard links, or with no more of them.
+_NO_LINK = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS, errno.EINVAL}
+)
 
 
 def place_file(source: Path, target: Path, *, mode: int = 0o444) -> str:
@@ -28,7 +32,7 @@ def place_file(source: Path, target: Path, *, mode: int = 0o444) -> str:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES):
+        if error.errno not in _NO_LINK:
             raise
     else:
         return "link"

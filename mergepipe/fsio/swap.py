@@ -109,8 +109,11 @@ def _two_step(staged: Path, target: Path) -> Path:
     try:
         write_file(journal, b"swap\n")
         fsync_path(target.parent)
+        crash_point("swap.journalled")
         target.rename(retired)
+        crash_point("swap.retired")
         staged.rename(target)
+        crash_point("swap.replaced")
         fsync_path(target.parent)
     except OSError:
         with contextlib.suppress(OSError):
@@ -139,5 +142,6 @@ def recover_swap(target: Path) -> Path | None:
         if whole is not None and not os.path.lexists(target):
             whole.rename(target)
             fsync_path(target.parent)
+            crash_point("swap.completed")
         journal.unlink()
     return next((path for path in (retired, staged) if os.path.lexists(path)), None)

@@ -64,7 +64,7 @@ def read_output(
         operator=operator,
         base=base,
         experts=experts,
-        path=table.string("path", "a path relative to the Mergefile") or f"build/{name}",
+        path=table.location("path", "a path relative to the Mergefile") or f"build/{name}",
         params=params,
         rules=read_rules(table, shared, tuple(known), others),
         budget=_budget(table),

@@ -17,7 +17,7 @@ _PYTHON = re.compile(r"(?P<file>.+\.py):(?P<function>[^\W\d]\w*)")
 def read_source(name: str, table: Table, names: Names) -> Source:
     """Return a source, recording what is wrong with it."""
     table.check_keys(SOURCE_KEYS)
-    path = table.string("path", "a path relative to the Mergefile")
+    path = table.location("path", "a path relative to the Mergefile")
     hub = table.string("hub", "a repository such as `org/model`")
     revision = table.string("revision", "a commit or a branch")
     if hub is not None and not _HUB.fullmatch(hub):

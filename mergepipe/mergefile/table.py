@@ -74,6 +74,15 @@ class Table:
             self.wrong(key, expected, hint)
         return None
 
+    def location(self, key: str, expected: str) -> str | None:
+        """Return the value of a key that holds a path; a URL is none, and could hold a password that is kept for good."""
+        value = self.string(key, expected)
+        if value is not None and "://" in value:
+            hint = "download it, and give the path of its folder; a Mergefile is no place for passwords and tokens"
+            self.problems.add(self.at(key), "a URL, not a path", hint=hint)
+            return None
+        return value
+
     def flag(self, key: str, *, default: bool) -> bool:
         """Return the value of a key that holds true or false."""
         value = self.data.get(key, default)

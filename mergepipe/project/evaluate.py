@@ -23,6 +23,7 @@ from typing import Any
 
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.errors import MergefileError, MergepipeError, fail_storage
+from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
 from mergepipe.lockfile.reader import read_lock
 from mergepipe.mergefile.schema import Budget, Output
@@ -161,6 +162,7 @@ def _temporary(parent: Path) -> Iterator[Path]:
     try:
         cache = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         _models(cache).mkdir()
+        crash_point("sweep.scratch")
     except OSError as error:
         fail_storage(error, parent, "make a temporary directory in")
     with _holding(cache):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
@@ -134,9 +133,9 @@ _EXACT = ErrorShare(
 
 def _all_losses(plan: OutputPlan, index: SourceIndex, catalog: Catalog) -> dict[str, ErrorShare] | None:
     from mergepipe.graph.survey import known_survey
-    from mergepipe.plan.budgeted import reading_of
+    from mergepipe.plan.budgeted import reading_of, without_outcome
 
-    pending = replace(plan, outcome=None, tensors=tuple(replace(tensor, access=None) for tensor in plan.tensors))
+    pending = without_outcome(plan)
     survey = known_survey(pending, index, StatisticStore(catalog))
     budget = plan.output.budget
     if survey is None or budget is None:

@@ -12,7 +12,7 @@ from typing import Any
 import tomli
 
 from mergepipe.digest import format_digest
-from mergepipe.graph.inputs import slot_digest
+from mergepipe.graph.inputs import slot_digest, source_pin
 from mergepipe.lockfile.assemble import FULL_BUDGET, finite
 from mergepipe.mergefile.locate import KeyPath, LineMap, locate
 from mergepipe.plan.values import OutputPlan, TensorPlan
@@ -76,7 +76,8 @@ class ExplainedProject(MeasuredProject):
 
         def known(explained: ExplainedInput, slot: int) -> ExplainedInput:
             ref = tensor.slots[slot]
-            digest = None if ref is None else slot_digest(ref, index)
+            # What is known of a part alone has no digest.
+            digest = None if ref is None or ref.levels is not None else slot_digest(ref, index)
             return replace(
                 explained,
                 params=_placed(explained.params, lines),
@@ -194,7 +195,7 @@ def _source(plan: OutputPlan, name: str, looked: Looked) -> SourceFacts:
     bases = {part.base.source for part in plan.parts if part.base is not None}
     experts = {member.source for part in plan.parts for member in part.experts}
     roles = [*(["base"] if name in bases else []), *(["expert"] if name in experts else [])]
-    digest = looked.index.digest(name)
+    digest = source_pin(plan, name, looked.index)
     return SourceFacts(
         source=name,
         roles=tuple(roles or ["adapted"]),

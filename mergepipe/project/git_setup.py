@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mergepipe.errors import fail_storage
+from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import replace_file
 from mergepipe.project.git import Repository
 
@@ -111,6 +112,7 @@ def set_up(directory: Path, lock_name: str = LOCK_PATTERN) -> SetupReport:
     for key, value in settings(sys.executable).items():
         if repository.setting(key) != value:
             repository.configure(key, value)
+            crash_point("git.configured")
             changed.append(key)
     for name in dict.fromkeys((LOCK_PATTERN, lock_name)):
         if not repository.has_attributes(name, {"diff": DRIVER, "merge": DRIVER}):
@@ -155,6 +157,7 @@ def remove_setup(directory: Path) -> SetupReport:
     for key in _TEMPLATES:
         if repository.has_setting(key):
             repository.configure(key, None)
+            crash_point("git.removed")
             changed.append(key)
     changed += _remove_lines(repository.root / ATTRIBUTES)
     return SetupReport(root=repository.root, state="absent", changed=tuple(changed))
@@ -206,4 +209,5 @@ def _remove_lines(path: Path) -> list[str]:
         replace_file(path, rest)
     else:
         path.unlink()
+        crash_point("git.unlinked")
     return [line.decode("utf-8", "replace").strip() for line in ours]

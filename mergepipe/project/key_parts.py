@@ -7,18 +7,19 @@ and the form of the result. `first_change` returns the first part that differs, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.digest import DIGEST_SIZE, PREFIX, format_digest
+from mergepipe.digest import format_digest
 from mergepipe.graph.inputs import slot_digest
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 from mergepipe.signatures import Scalar
 
-_SHOWN_DIGITS = 12
+_DIGEST = re.compile(r"((?:sample:)?b3:[0-9a-f]{12})[0-9a-f]{52}")
 
 
 class ParamSet(msgspec.Struct, frozen=True):
@@ -126,10 +127,9 @@ UNCHANGED = Change(part="none")
 
 
 def shortened(text: str | None) -> str | None:
-    """Return a digest with its first digits alone; any other text as it is."""
-    whole = len(PREFIX) + 2 * DIGEST_SIZE
-    is_digest = text is not None and text.startswith(PREFIX) and len(text) == whole
-    return text[: len(PREFIX) + _SHOWN_DIGITS] if text is not None and is_digest else text
+    """Return a digest, or the fingerprint of samples, with its first digits alone; any other text as it is."""
+    found = _DIGEST.fullmatch(text or "")
+    return text if found is None else found[1]
 
 
 def build_parts(plan: OutputPlan, index: SourceIndex) -> BuildParts:

@@ -161,7 +161,7 @@ class MeasuredProject(Project):
             return None, "it is not built yet"
         if not looked.is_current:
             return None, "it is not what a build would make now"
-        from mergepipe.engine.contributions import measured_plan
+        from mergepipe.engine.contributions import is_readable, measured_plan
 
         for stage in looked.plans.stages_of(looked.plan):
             if not self._place(stage, stage, looked):
@@ -171,8 +171,9 @@ class MeasuredProject(Project):
             return None, "its files are gone"
         plan = measured_plan(looked.plan, checkpoint)
         if tensors is not None:
-            wanted = frozenset(tensors)
-            plan = _with_tensors(plan, wanted)
+            plan = _with_tensors(plan, frozenset(tensors))
+        if not is_readable(looked.plan, plan, looked.index):
+            return None, "its budget goes by samples, and its experts were not read whole"
         return plan, None
 
     def _place(self, name: str, label: str, looked: Looked) -> Checkpoint | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from mergepipe.lockfile.assemble_manifest import manifest
 from mergepipe.lockfile.manifest import render_manifest
 from mergepipe.lockfile.records import Lockfile
 from mergepipe.lockfile.writer import render_lock
-from mergepipe.mergefile.schema import Mergefile
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.budgets import known_budget
 from mergepipe.project.build import Prepared, Ready, last_build, prepare, recheck_published
@@ -40,6 +39,7 @@ from mergepipe.publish.directory import (
     settled_files,
     touched_files,
 )
+from mergepipe.reporting import Reporter
 
 
 def check_new(plans: Plans, *, force: bool) -> None:
@@ -120,6 +120,7 @@ def publish(
     index: SourceIndex,
     catalog: Catalog,
     packs: PackStore,
+    reporter: Reporter,
     *,
     made: Mapping[str, Ready],
     force: bool,
@@ -146,8 +147,9 @@ def publish(
         catalog.record_published(prepared.target, published)
         return
     contents = output_contents(ready, finished, plans, index, packs, made)
-    with links_changing(plans.mergefile, catalog), Publication(prepared.target, force=force) as publication:
+    with links_changing(catalog), Publication(prepared.target, force=force) as publication:
         files = publication.assemble(contents)
+        _say_copied(prepared.target, publication.copied, reporter)
         _confirm_packs(prepared.name, finished, catalog, packs)
         published = encode_published(facts, files, text, ready.expert_blocks, blocks, budget, parts, last)
         catalog.record_published(prepared.target, published)
@@ -160,14 +162,23 @@ def publish(
             catalog.record_published(prepared.target, replace(published, files=settled))
 
 
+def _say_copied(target: Path, copied: Sequence[str], reporter: Reporter) -> None:
+    """Say that shards take their space twice: they lie on the disk of the cache, and it makes no links."""
+    if copied:
+        reporter.warn(
+            f"the file system of `{target}` makes no links: {len(copied)} shards were copied from the cache, and take"
+            " their space twice; `mergepipe cache prune --max-size 0` gives it back"
+        )
+
+
 @contextlib.contextmanager
-def links_changing(mergefile: Mergefile, catalog: Catalog) -> Iterator[None]:
-    """Keep outputs known whose files only gain or lose links meanwhile.
+def links_changing(catalog: Catalog) -> Iterator[None]:
+    """Keep outputs known, of any project that shares the cache, whose files only gain or lose links meanwhile.
 
     Packs and published shards share their bytes, so that removing or linking one touches the other: its ctime changes.
     Files that were not as they were published before stay what they are.
     """
-    before = [target for target in _targets(mergefile) if _is_intact(target, catalog)]
+    before = [target for target in catalog.published_places() if _is_intact(target, catalog)]
     yield
     for target in before:
         known, published = known_output(catalog, target), catalog.published(target)
@@ -175,10 +186,6 @@ def links_changing(mergefile: Mergefile, catalog: Catalog) -> Iterator[None]:
             settled = settled_files(target, known.files)
             if settled != known.files:
                 catalog.record_published(target, replace(published, files=encode_files(settled)))
-
-
-def _targets(mergefile: Mergefile) -> list[Path]:
-    return [record_place(mergefile, output) for output in mergefile.outputs.values() if output.publish]
 
 
 def _is_intact(target: Path, catalog: Catalog) -> bool:

@@ -24,8 +24,9 @@ from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
 from mergepipe.digest import content_digest
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
-from mergepipe.errors import LockError, MergepipeError, PublishError, SourceChangedError, fail_storage, raise_collected
-from mergepipe.fsio.durable import remove_tree
+from mergepipe.errors import LockError, MergepipeError, PublishError, SourceChangedError, raise_collected
+from mergepipe.fsio.crash import crash_point
+from mergepipe.fsio.scratch import scratch_folder
 from mergepipe.lockfile.manifest_records import Manifest
 from mergepipe.plan.budgeted import without_outcome
 from mergepipe.plan.sampling import sampled_sources
@@ -255,6 +256,7 @@ class _Replay:
         with Publication(out, force=self._options.force) as publication:
             publication.assemble(contents)
             publication.swap()
+            crash_point("replay.swapped")
 
 
 # --- places -------------------------------------------------------------------------------------------------------
@@ -310,12 +312,7 @@ def _check_out(out: Path, remade: Remade, scratch: Path, *, force: bool) -> None
 @contextlib.contextmanager
 def _scratch(folder: Path, remade: Remade, geometry: Geometry) -> Iterator[Catalog]:
     """Make a cache of its own for the replay, and remove it again."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        root = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=folder))
-    except OSError as error:
-        fail_storage(error, folder, "make a folder in")
-    try:
+    with scratch_folder(folder, _SCRATCH) as root:
         layout = CacheLayout(root)
         layout.create()
         catalog = Catalog(layout, geometry.block_elements, create=True)
@@ -323,5 +320,3 @@ def _scratch(folder: Path, remade: Remade, geometry: Geometry) -> Iterator[Catal
             yield catalog
         finally:
             catalog.close()
-    finally:
-        remove_tree(root)

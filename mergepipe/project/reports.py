@@ -177,12 +177,42 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneReport:
-    """What pruning removed: number and bytes, and the bytes of packs and statistics that are left."""
+    """What pruning removed, or would remove.
 
-    removed: int
-    removed_bytes: int
-    kept_bytes: int
+    Attributes
+    ----------
+    path
+        The cache directory.
+    removed, removed_bytes, kept_bytes
+        The number of packs and the bytes of all that was removed; the bytes of packs and statistics that are left.
+    leftover_bytes, statistic_bytes, linked_bytes
+        Of the bytes that were removed, those that killed builds and damage had left, those of statistics, and those of
+        packs whose bytes a published output still holds, so that removing them frees nothing.
+    packs
+        The packs: file name, bytes, and reason (``unknown``, ``unreferenced``, ``age``, ``size``).
+    locks, missing_locks
+        Where reachability was asked for: the locks that were read, and those that do not exist.
+    dry_run
+        Whether nothing was removed.
+    """
+
+    path: str = ""
+    removed: int = 0
+    removed_bytes: int = 0
+    kept_bytes: int = 0
+    leftover_bytes: int = 0
+    statistic_bytes: int = 0
+    linked_bytes: int = 0
+    packs: tuple[tuple[str, int, str], ...] = ()
+    locks: tuple[str, ...] = ()
+    missing_locks: tuple[str, ...] = ()
+    dry_run: bool = False
 
     def as_json(self) -> Json:
         """Return the JSON form."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {
+            **{name: getattr(self, name) for name in self.__slots__},
+            "packs": [{"file": file, "bytes": nbytes, "reason": reason} for file, nbytes, reason in self.packs],
+            "locks": list(self.locks),
+            "missing_locks": list(self.missing_locks),
+        }

@@ -6,17 +6,16 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout
-from mergepipe.cache.maintenance import cache_info, prune
 from mergepipe.cache.packs import PackStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
 from mergepipe.engine.results import FinishedOutput
-from mergepipe.fsio.locks import exclusive
 from mergepipe.lockfile.reader import read_lock
 from mergepipe.lockfile.records import LockedOutput, Lockfile
 from mergepipe.mergefile.parse import LoadOperators, load_mergefile
@@ -25,6 +24,8 @@ from mergepipe.operators.registry import operators, signatures
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
 from mergepipe.project import locking, publication
+from mergepipe.project.caches import ProjectCache, holding, opened
+from mergepipe.project.caches_used import remember_project
 from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs, with_stages
 from mergepipe.project.levels import LevelBuilder, introduce
 from mergepipe.project.plan_report import PlanReport
@@ -45,6 +46,7 @@ from mergepipe.signatures import OperatorSignature
 if TYPE_CHECKING:
     from mergepipe.engine.run import Engine
     from mergepipe.engine.survey import SurveyedOutput
+    from mergepipe.project.caches_report import CacheCheck
     from mergepipe.project.diff import DiffReport
     from mergepipe.project.evaluate import Command
     from mergepipe.project.explain import OutputExplanation, TensorExplanation
@@ -184,7 +186,7 @@ class Project:
                 locking.refuse_changes(old, new, self.lock_path, self.mergefile.root)
             made = {r.prepared.name: r for r in ready}
             for one in ready:
-                publication.publish(one, plans, index, catalog, packs, made=made, force=force)
+                publication.publish(one, plans, index, catalog, packs, self._reporter, made=made, force=force)
             changed = locking.write_lock(self.lock_path, old, new)
             signed = signing.renew(made, catalog, self._reporter)
             clock.finish()
@@ -248,7 +250,8 @@ class Project:
     def explain(
         self, output: str, tensor: str | None = None, *, measure: bool = True
     ) -> OutputExplanation | TensorExplanation:
-        """Return how an output, or one tensor, comes about; ``measure`` lets weights be read for what experts gave.
+        """Return how an output, or one tensor of it, comes about; ``measure`` lets weights be read to say what experts
+        gave.
 
         Raises
         ------
@@ -287,23 +290,25 @@ class Project:
         names = (targets,) if isinstance(targets, str) else targets
         return VerifiedProject(self).verified(names, options or VerifyOptions())
 
+    @property
+    def cache(self) -> ProjectCache:
+        """The cache directory, to look after."""
+        return ProjectCache(self._layout, self.lock_path, self._reporter, self._workers, self._geometry)
+
     def cache_info(self) -> CacheInfo:
         """Return what the cache directory holds."""
-        with self._reading() as catalog:
-            return CacheInfo(path=str(self._layout.root), **cache_info(catalog))
+        return self.cache.info()
 
-    def cache_prune(self, max_bytes: int | None = None, max_age_days: float | None = None) -> PruneReport:
-        """Remove packs that are not needed, and everything left over from killed builds.
+    def cache_prune(
+        self, max_bytes: int | None = None, max_age_days: float | None = None, *, unreferenced: bool = False,
+        keep: Sequence[Path | str] = (), dry_run: bool = False,
+    ) -> PruneReport:  # fmt: skip
+        """Remove packs that are not needed, and what killed builds left; see `mergepipe.project.caches`."""
+        return self.cache.prune(max_bytes, max_age_days, unreferenced=unreferenced, keep=keep, dry_run=dry_run)
 
-        Parameters
-        ----------
-        max_bytes
-            Remove the least recently used packs until the rest is within this size; 0 removes all.
-        max_age_days
-            Remove packs that were not used for this many days.
-        """
-        with self._writing() as (catalog, _), publication.links_changing(self.mergefile, catalog):
-            return PruneReport(**prune(catalog, max_bytes=max_bytes, max_age_days=max_age_days))
+    def cache_verify(self, *, dry_run: bool = False) -> CacheCheck:
+        """Check every pack and every row of the catalog, and take out of use what is damaged."""
+        return self.cache.verify(dry_run=dry_run)
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
@@ -369,28 +374,17 @@ class Project:
     def _writing(self) -> Iterator[tuple[Catalog, bool]]:
         """Hold the cache and open its catalog for writing; also say whether another process had to be waited for."""
         self._layout.create()
-        waited = False
-
-        def waiting() -> None:
-            nonlocal waited
-            waited = True
-            self._reporter.warn(f"waiting for another build that holds the cache `{self._layout.root}`")
-
-        with exclusive(self._layout.lock, on_wait=waiting), self._opened(create=True) as catalog:
-            yield catalog, waited
+        with holding(self._layout, self._reporter) as waited, self._opened(create=True) as catalog:
+            remember_project(self._layout, self.lock_path)
+            yield catalog, bool(waited)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Catalog]:
         with self._opened(create=False) as catalog:
             yield catalog
 
-    @contextlib.contextmanager
-    def _opened(self, *, create: bool) -> Iterator[Catalog]:
-        catalog = Catalog(self._layout, self._geometry.block_elements, create=create)
-        try:
-            yield catalog
-        finally:
-            catalog.close()
+    def _opened(self, *, create: bool) -> AbstractContextManager[Catalog]:
+        return opened(self._layout, self._geometry, self._reporter, create=create)
 
 
 _EMPTY_LOCK = Lockfile(geometry=GEOMETRY_1.id, sources=(), outputs=())

@@ -116,7 +116,7 @@ class Signer:
                 hint="run `mergepipe build` again",
                 path=str(directory),
             )
-        replace_file(directory / SIGNATURE, data)
+        replace_file(directory / SIGNATURE, data, point="signature")
         return True
 
     def _is_signed(self, directory: Path, names: Sequence[str]) -> bool:

@@ -23,10 +23,11 @@ from mergepipe.errors import PublishError, StorageError, fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import fsync_path, remove_tree, write_file
 from mergepipe.fsio.identity import FileIdentity
-from mergepipe.fsio.links import copy_file, place_file
+from mergepipe.fsio.links import place_file
 from mergepipe.fsio.locks import directory_lock
 from mergepipe.fsio.swap import has_leftovers, recover_swap, staging_path, swap_in
 from mergepipe.publish.card import own_files
+from mergepipe.publish.userfiles import keep_user_files, rescue_user_files
 
 MANIFEST = "mergepipe.json"
 INDEX = "model.safetensors.index.json"
@@ -156,6 +157,7 @@ def claim(target: Path, files: PublishedFiles) -> None:
     if any(FileIdentity.at(target / file.name) == file.identity for file in files):
         try:
             write_file(target / MANIFEST, msgspec.json.encode({"version": 0, "files": [file.name for file in files]}))
+            crash_point("publish.claimed")
         except OSError as error:
             fail_storage(error, target / MANIFEST, "write")
 
@@ -185,7 +187,14 @@ class Publication:
     """One output directory being published.
 
     Use as a context: it holds a lock on the parent directory, and cleans up what a failure leaves.
+
+    Attributes
+    ----------
+    copied
+        After `assemble`, the shards that lie on the same disk as their packs and were copied all the same.
     """
+
+    copied: tuple[str, ...] = ()
 
     def __init__(self, target: Path, *, force: bool) -> None:
         self.target = target
@@ -221,6 +230,7 @@ class Publication:
                 if os.path.lexists(self.target):
                     _rescue(retired, self.target, weights=True)
                 remove_tree(retired)
+                crash_point("publish.recovered")
         except OSError as error:
             fail_storage(error, self.target, "recover")
 
@@ -236,14 +246,12 @@ class Publication:
         check_collisions(self.target, contents.names, force=self._force)
         try:
             staged.mkdir()
-            for name, pack in contents.links.items():
-                crash_point("publish.assembling")
-                place_file(pack, staged / name)
+            self.copied = tuple(name for name, pack in contents.links.items() if _place(pack, staged / name))
             for name, data in contents.files.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 write_file(staged / name, data)
             if self.target.is_dir():
-                _keep_user_files(self.target, staged, contents, force=self._force)
+                _keep(self.target, staged, contents, force=self._force)
             _fsync_folders(staged)
             published = tuple(_published(staged, name, contents) for name in contents.names)
             if self.target.is_dir():
@@ -272,64 +280,33 @@ class Publication:
             fail_storage(error, self.target, "publish")
 
 
-def _keep_user_files(previous: Path, staged: Path, contents: Contents, *, force: bool) -> None:
-    """Give the user's files of the previous directory a place in the next one.
+def _place(pack: Path, target: Path) -> bool:
+    """Give a pack's bytes their place; return whether they were copied though they lie on the same disk."""
+    crash_point("publish.assembling")
+    return place_file(pack, target) == "copy" and pack.stat().st_dev == target.stat().st_dev
+
+
+def _keep(previous: Path, staged: Path, contents: Contents, *, force: bool) -> None:
+    """Take the user's files along.
 
     Weights that mergepipe did not write are what `--force` replaces: beside the new ones loaders could take them for
     part of the model.
     """
-    foreign = owned_files(previous) is None
-    for name in _foreign(previous):
-        is_weights = is_weight_name(name) or (foreign and "/" not in name and name.endswith(".safetensors"))
-        if force and is_weights:
-            continue
-        target = staged / name
-        if name in contents.names or target.exists():
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _share(previous / name, target)
+    owned = owned_files(previous)
 
+    def is_replaced(name: str) -> bool:
+        loose = owned is None and "/" not in name and name.endswith(".safetensors")
+        return force and (is_weight_name(name) or loose)
 
-def _foreign(directory: Path) -> Iterable[str]:
-    """Yield the relative names of all files, links and empty folders that mergepipe did not put there."""
-    owned = set(owned_files(directory) or ()) | {MANIFEST, SIGNATURE}
-    for folder, folders, files in os.walk(directory):
-        links = [name for name in folders if Path(folder, name).is_symlink()]
-        for name in sorted([*files, *links]):
-            relative = os.path.relpath(os.path.join(folder, name), directory)
-            if relative not in owned:
-                yield relative
-        if not folders and not files and folder != str(directory):
-            yield os.path.relpath(folder, directory)
-
-
-def _share(source: Path, target: Path) -> None:
-    if source.is_symlink():
-        target.symlink_to(source.readlink())
-        return
-    if source.is_dir():
-        target.mkdir()
-        return
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        copy_file(source, target, mode=source.stat().st_mode & 0o777)
+    keep_user_files(previous, staged, {*(owned or ()), MANIFEST, SIGNATURE}, contents.names, is_replaced)
 
 
 def _rescue(retired: Path, target: Path, *, weights: bool) -> None:
-    """Move user files that appeared in the previous directory while the next one was put together.
-
-    Parameters
-    ----------
-    weights
-        False leaves weights behind: they are what `--force` replaced.
-    """
-    if retired.is_symlink() or not retired.is_dir() or owned_files(retired) is None:
-        return
-    for name in _foreign(retired):
-        if not os.path.lexists(target / name) and (weights or not is_weight_name(name)):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (retired / name).rename(target / name)
+    """Move user files that appeared in the previous directory; without ``weights``, not those that were replaced."""
+    owned = None if retired.is_symlink() or not retired.is_dir() else owned_files(retired)
+    if owned is not None:
+        replaced = (lambda name: False) if weights else is_weight_name
+        rescue_user_files(retired, target, {*owned, MANIFEST, SIGNATURE}, replaced)
 
 
 def _fsync_folders(root: Path) -> None:

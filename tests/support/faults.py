@@ -4,8 +4,9 @@ The environment says which calls of a process fail, and how. Each variable is re
 can fork processes with different faults:
 
 ``FAULT_CALL``
-    ``read``, ``write``, ``fsync``, ``rename``, ``link``, ``truncate``, ``mkdir``, ``unlink``, ``open``; each stands for
-    its relatives too (``pread``, ``preadv2``, ``fdatasync``, ``linkat``, ...). ``any`` is all of them.
+    ``read``, ``write``, ``fsync``, ``rename``, ``link``, ``truncate``, ``mkdir``, ``unlink``, ``open``, ``chmod``,
+    ``lock`` (``flock``, and the locks of ``fcntl``), ``symlink``, ``rmdir``, ``list``; each stands for its relatives
+    too (``pread``, ``preadv2``, ``fdatasync``, ``linkat``, ...). ``any`` is all of them.
 ``FAULT_PATH``
     Only calls on paths that contain this.
 ``FAULT_NTH``
@@ -24,6 +25,7 @@ from pathlib import Path
 
 _SOURCE = r"""
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +35,8 @@ _SOURCE = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -147,6 +151,43 @@ int linkat(int x, const char *a, int y, const char *b, int f) {
 int mkdir(const char *a, mode_t m) { REAL(mkdir); FAIL(fault("mkdir", a)); return real(a, m); }
 int unlink(const char *a) { REAL(unlink); FAIL(fault("unlink", a)); return real(a); }
 int unlinkat(int x, const char *a, int f) { REAL(unlinkat); FAIL(fault("unlink", a)); return real(x, a, f); }
+int chmod(const char *a, mode_t m) { REAL(chmod); FAIL(fault("chmod", a)); return real(a, m); }
+int fchmod(int fd, mode_t m) { REAL(fchmod); FAIL(fault_of_fd("chmod", fd)); return real(fd, m); }
+int fchmodat(int x, const char *a, mode_t m, int f) {
+    REAL(fchmodat); FAIL(fault("chmod", a)); return real(x, a, m, f);
+}
+int symlink(const char *a, const char *b) { REAL(symlink); FAIL(fault("symlink", b)); return real(a, b); }
+int symlinkat(const char *a, int x, const char *b) {
+    REAL(symlinkat); FAIL(fault("symlink", b)); return real(a, x, b);
+}
+int rmdir(const char *a) { REAL(rmdir); FAIL(fault("rmdir", a)); return real(a); }
+DIR *opendir(const char *a) {
+    REAL(opendir);
+    int e = fault("list", a);
+    if (e > 0) { errno = e; return NULL; }
+    return real(a);
+}
+DIR *fdopendir(int fd) {
+    REAL(fdopendir);
+    int e = fault_of_fd("list", fd);
+    if (e > 0) { errno = e; return NULL; }
+    return real(fd);
+}
+
+int flock(int fd, int how) { REAL(flock); FAIL(fault_of_fd("lock", fd)); return real(fd, how); }
+#define LOCKS(command) (command == F_SETLK || command == F_SETLKW || command == F_GETLK)
+#define CONTROL(name) \
+    int name(int fd, int command, ...) { \
+        REAL(name); \
+        va_list list; \
+        va_start(list, command); \
+        void *value = va_arg(list, void *); \
+        va_end(list); \
+        if (LOCKS(command)) FAIL(fault_of_fd("lock", fd)); \
+        return real(fd, command, value); \
+    }
+CONTROL(fcntl)
+CONTROL(fcntl64)
 
 #define MODE(flags, mode) \
     mode_t mode = 0; \

@@ -101,11 +101,12 @@ def _summary(report: OutputReported) -> Iterator[str]:
 
 def _bound(report: OutputReported) -> str:
     bound = report.budget.bound
+    most = "about" if bound.kind == "estimated" else "at most"
     if bound.kind == "exact":
         return "none: nothing is left out"
     if bound.relative_to_update is not None:
-        return f"at most {short(100 * bound.relative_to_update)}% of the update ({bound.kind})"
-    return "not known" if bound.absolute is None else f"at most {short(bound.absolute)} ({bound.kind})"
+        return f"{most} {short(100 * bound.relative_to_update)}% of the update ({bound.kind})"
+    return "not known" if bound.absolute is None else f"{most} {short(bound.absolute)} ({bound.kind})"
 
 
 def _sources(report: OutputReported) -> Iterator[str]:

@@ -12,6 +12,7 @@ from mergepipe.cli.pages.filling import text
 from mergepipe.cli.pages.maps import percent
 
 _BREAKS = re.compile(r"[._](?=.)")
+_SAMPLED = "sample:"  # of a source that is known by samples
 _DIGITS = len("b3:") + 12
 
 
@@ -56,7 +57,8 @@ def number(value: int) -> str:
 
 def digest(value: str) -> str:
     """Return a digest: its first digits, the whole of it for those who point at it or copy it."""
-    return f'<span class="digest" title="{text(value)}" data-digest="{text(value)}">{text(value[:_DIGITS])}…</span>'
+    shown = value[: len(value) - len(value.removeprefix(_SAMPLED)) + _DIGITS]
+    return f'<span class="digest" title="{text(value)}" data-digest="{text(value)}">{text(shown)}…</span>'
 
 
 def figures(entries: Sequence[Sequence[Any]]) -> str:

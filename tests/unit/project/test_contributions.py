@@ -259,6 +259,24 @@ def test_values_that_are_not_finite_are_not_known(tmp_path):
     assert found.as_json()["contribution"]["update_norm"] is None
 
 
+def test_what_a_sampled_budget_left_unread_is_not_read_for_this(tmp_path, monkeypatch):
+    project = project_of(tmp_path)
+    project.set_output("m", project.outputs["m"] | {"budget": percent(40) | {"stats": "sample"}})
+    project.build()
+    reads = Reads(monkeypatch)
+    found = project.open().explain("m")
+    assert found.not_measured == "its budget goes by samples, and its experts were not read whole"
+    report = project.open().report(["m"]).outputs["m"]
+    assert report.contribution is None
+    assert [source.digest.partition("b3:")[0] for source in report.sources] == ["", "sample:", "sample:", "sample:"]
+    assert all(not reads.data_ranges(project.source_file(name)) for name in project.sources)
+    assert project.open().status().outputs["m"].state == "up-to-date"
+    project.set_output("full", {"operator": "linear", "experts": list(WEIGHTS)})
+    project.build()  # which reads them whole
+    assert project.open().explain("m").contribution is not None
+    assert project.open().status().outputs["m"].state == "up-to-date"
+
+
 # --- laws of the sums -------------------------------------------------------------------------------------------------
 
 
