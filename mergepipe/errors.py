@@ -25,7 +25,7 @@ Libraries raise facts; the command line owns the prose around them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -58,6 +58,14 @@ def redacted(text: str) -> str:
     return text
 
 
+def _on_one_line(message: str, facts: Mapping[str, Any]) -> str:
+    """Return the message with the line breaks in names escaped: no name may begin a line of its own."""
+    for name in facts.values():
+        if isinstance(name, str) and "\n" in name:
+            message = message.replace(f"`{name}`", "`{}`".format(name.replace("\n", "\\n")))
+    return message
+
+
 def _redacted_fact(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_redacted_fact(item) for item in value]
@@ -80,7 +88,7 @@ class MergepipeError(Exception):
     exit_status: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None, **facts: Any) -> None:
-        message = redacted(message)
+        message = redacted(_on_one_line(message, facts))
         super().__init__(message)
         self.message = message
         self.hint = None if hint is None else redacted(hint)

@@ -78,7 +78,9 @@ def info(session: Session) -> None:
 @click.option("--max-size", type=SIZE, help="Remove the packs unused for longest until the rest is within SIZE.")
 @click.option("--max-age", type=AGE, help="Remove packs unused for AGE: 30d, 12h, 90min; a number is days.")
 @click.option("--unreferenced", is_flag=True, help="Remove packs that no lock, and no published output, needs.")
-@click.option("--keep", metavar="LOCK", multiple=True, help="With --unreferenced: keep what LOCK names, too; repeatable.")
+@click.option(
+    "--keep", metavar="LOCK", multiple=True, help="With --unreferenced: keep what LOCK names, too; repeatable."
+)
 @click.option("--dry-run", is_flag=True, help="Remove nothing; show what would be removed.")
 @click.pass_obj
 def prune(
@@ -119,8 +121,8 @@ def prune(
 def verify(context: click.Context, dry_run: bool, workers: int | None) -> None:
     """Check every byte of the cache, and take out of use what is damaged.
 
-    Hashes all packs, and checks every row of the catalog. Damaged packs go to `quarantine`, damaged rows are dropped; the
-    next build makes anew what it needs of them. Ends with exit code 1 if anything was damaged.
+    Hashes all packs, and checks every row of the catalog. Damaged packs go to `quarantine`, damaged rows are dropped;
+    the next build makes anew what it needs of them. Ends with exit code 1 if anything was damaged.
     """
     session: Session = context.obj
     with make_reporter(session.console, session.options) as reporter:
@@ -145,11 +147,12 @@ def _prune_lines(report: PruneReport, *, verbose: bool) -> Iterator[str]:
     else:
         yield "nothing to remove"
     for reason, words in _REASONS.items():
-        sizes = [nbytes for _, nbytes, why in report.packs if why == reason]
-        if sizes:
-            yield from fact("packs", [f"{format_count(len(sizes), 'pack')} {words}", format_bytes(sum(sizes))])
+        packs = [(file, nbytes) for file, nbytes, why in report.packs if why == reason]
+        if packs:
+            size = format_bytes(sum(nbytes for _, nbytes in packs))
+            yield from fact("packs", [f"{format_count(len(packs), 'pack')} {words}", size])
         if verbose:
-            yield from (f"    {plain(file)} ({format_bytes(size)})" for file, size, why in report.packs if why == reason)
+            yield from (f"    {plain(file)} ({format_bytes(nbytes)})" for file, nbytes in packs)
     if report.linked_bytes:
         yield from fact("shared", [f"{format_bytes(report.linked_bytes)} of that stay on the disk, in outputs"])
     if report.statistic_bytes:
@@ -170,7 +173,8 @@ def _verify_lines(report: CacheCheck) -> Iterator[str]:
         state = click.style(format_count(len(report.problems), "problem"), fg="red")
         state += ", nothing changed" if report.dry_run else ", repaired"
     yield f"cache {plain(report.path)}: {state}"
-    found = [(packs.damaged, "damaged"), (packs.missing, "missing"), (packs.unknown, "unknown: `cache prune` removes them")]
+    unknown = "unknown: `cache prune` removes them" if packs.unknown != 1 else "unknown: `cache prune` removes it"
+    found = [(packs.damaged, "damaged"), (packs.missing, "missing"), (packs.unknown, unknown)]
     parts = [f"{packs.checked:,} checked ({format_bytes(packs.bytes)})"]
     yield from fact("packs", [*parts, *(f"{count:,} {word}" for count, word in found if count)])
     if report.catalog in ("sound", "repaired"):
@@ -188,8 +192,8 @@ def _show_problems(session: Session, report: CacheCheck) -> None:
     """Print every problem, the first ones where there are many."""
     most = None if session.options.verbose else _SHOWN
     for problem in report.problems[:most]:
-        done = f"it would be {problem.repair}" if report.dry_run else problem.repair
-        session.console.error(CacheError(problem.message, hint=done))
+        repair = f"`cache verify` without `--dry-run`: {problem.repair}" if report.dry_run else problem.repair
+        session.console.error(CacheError(problem.message, hint=repair))
     more = len(report.problems) - _SHOWN if most is not None else 0
     if more > 0:
         session.console.note(f"{format_count(more, 'more problem')}: `--verbose` shows all")

@@ -146,8 +146,20 @@ MANUALS: Mapping[str, Manual] = {
         see_also=("mergepipe build", "mergepipe git setup"),
     ),
     "cache": Manual(files=(_CACHE,), see_also=("docs/concepts/cache-and-keys.md",)),
-    "cache info": Manual(files=(_CACHE,), see_also=("mergepipe cache prune",)),
-    "cache prune": Manual(files=(_CACHE,), see_also=("mergepipe cache info",)),
+    "cache info": Manual(files=(_CACHE,), see_also=("mergepipe cache prune", "mergepipe cache verify")),
+    "cache prune": Manual(
+        exit_codes={2: "the command line is wrong, or a lock that may name packs cannot be read: nothing was removed"},
+        files=(_CACHE, (_LOCK[0], "with `--unreferenced`, the packs that are needed; of other projects, too")),
+        see_also=("mergepipe cache info", "docs/concepts/cache-and-keys.md"),
+    ),
+    "cache verify": Manual(
+        exit_codes={
+            0: "nothing is damaged",
+            1: "something was damaged, and taken out of use; or it failed",
+        },
+        files=(_CACHE, (".mergecache/quarantine/", "damaged packs go there; `mergepipe cache prune` removes them")),
+        see_also=("mergepipe verify", "mergepipe cache prune"),
+    ),
     "completion": Manual(environment=(), see_also=("mergepipe help", "docs/reference/cli.md")),
     "help": Manual(environment=LOOKS, see_also=("docs/reference/cli.md",)),
 }

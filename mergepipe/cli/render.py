@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         BuildReport,
         CacheInfo,
         OutputReport,
-        PruneReport,
         StatusReport,
     )
 
@@ -142,12 +141,3 @@ def cache_info_lines(info: CacheInfo) -> Iterator[str]:
     files, results = format_count(info.files, "source file"), format_count(info.results, "result")
     statistics = f"{format_bytes(info.statistic_bytes)} of statistics"
     yield from fact("catalog", [files, results, statistics, format_bytes(info.catalog_bytes)])
-
-
-def prune_lines(report: PruneReport) -> Iterator[str]:
-    """Yield what was removed from the cache."""
-    if report.removed or report.removed_bytes:
-        yield f"removed {format_count(report.removed, 'pack')}, {format_bytes(report.removed_bytes)} in all"
-    else:
-        yield "nothing to remove"
-    yield f"{format_bytes(report.kept_bytes)} of packs left"

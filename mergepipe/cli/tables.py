@@ -20,8 +20,17 @@ def plain(text: str) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """Return a message of one or more lines, as `plain` line by line."""
-    return "\n".join(plain(line) for line in text.expandtabs(4).split("\n"))
+    """Return a message of one or more lines, as `plain` line by line.
+
+    A line break between backticks is part of a name, and escaped.
+    """
+    lines: list[str] = []
+    for line in text.expandtabs(4).split("\n"):
+        if lines and lines[-1].count("`") % 2 and not lines[-1].startswith(" "):
+            lines[-1] += f"\\n{line}"
+        else:
+            lines.append(line)
+    return "\n".join(map(plain, lines))
 
 
 def _escaped(character: str) -> str:

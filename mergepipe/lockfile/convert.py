@@ -29,10 +29,19 @@ from mergepipe.signatures import Scalar
 WireTensor = wire.Tensor | wire.StageTensor
 
 
+# Only in strings: what JSON itself needs is ASCII.
+_HIDDEN = re.compile(r"[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]")
+
+
 def encode(manifest: records.Manifest) -> bytes:
     """Return the JSON text of a manifest: the small parts indented, one line per tensor, the checksum at the end."""
     body = _object(to_wire(manifest), "  ", {"stages": lambda stages: _list(stages, "    ")})
-    return with_checksum(body + b",\n")
+    return with_checksum(_HIDDEN.sub(_escaped, body.decode()).encode() + b",\n")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """Return a character that would not be seen, or steers a terminal, as JSON writes it by its number."""
+    return json.dumps(match[0])[1:-1]
 
 
 def _object(wired: msgspec.Struct, indent: str, special: Mapping[str, Callable[[Any], bytes]]) -> bytes:

@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 def nothing_to_check(layout: CacheLayout, *, dry_run: bool) -> CacheCheck:
     """Return what is found where there is no cache."""
     return CacheCheck(
-        path=str(layout.root), packs=CheckedPacks(), catalog="missing", rows={}, problems=(), seconds=0.0, dry_run=dry_run
+        path=str(layout.root),
+        packs=CheckedPacks(),
+        catalog="missing",
+        rows={},
+        problems=(),
+        seconds=0.0,
+        dry_run=dry_run,
     )
 
 
