@@ -174,26 +174,31 @@ def open_database(path: Path, *, create: bool) -> OpenedDatabase:
         return OpenedDatabase(connection=found, state=CatalogState.OPEN)
     state, version = found
     if not create:
-        notices = {
-            CatalogState.DAMAGED: "the catalog of the cache cannot be read: the next build begins a new one",
-            CatalogState.OLDER: "the catalog of the cache is of an earlier mergepipe: what it knows counts from the"
-            " next build on" if version in _MIGRATIONS else
-            "the catalog of the cache is of an earlier mergepipe: the next build begins a new one",
-        }  # fmt: skip
-        return OpenedDatabase(connection=None, state=state, notice=notices.get(state))
+        return OpenedDatabase(connection=None, state=state, notice=_unread(state, version))
     if version in _MIGRATIONS and _migrated(path, version):
         notice = f"the catalog of the cache was of an earlier mergepipe (version {version}): it was taken over"
         return OpenedDatabase(connection=_connect(path), state=state, notice=notice)
-    notice = None
+    said: str | None = None
     if state is not CatalogState.MISSING:
         _set_aside(path)
-        why = "could not be read" if state is CatalogState.DAMAGED else f"was of an earlier mergepipe ({version})"
-        notice = f"the catalog of the cache {why}: it was set aside as `{_aside(path).name}`, and a new one is begun"
+        is_damaged = state is CatalogState.DAMAGED
+        why = "could not be read" if is_damaged else f"was of an earlier mergepipe (version {version})"
+        said = f"the catalog of the cache {why}: it was set aside as `{_aside(path).name}`, and a new one is begun"
     connection = _connect(path)
     crash_point("catalog.created")
     with guarded(path), connection:
         connection.executescript(f"BEGIN; {_SCHEMA} {_SAMPLES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-    return OpenedDatabase(connection=connection, state=state, notice=notice)
+    return OpenedDatabase(connection=connection, state=state, notice=said)
+
+
+def _unread(state: CatalogState, version: int) -> str | None:
+    """Return what a reader is told of a catalog that it sees as an empty one."""
+    if state is CatalogState.MISSING:
+        return None
+    if version in _MIGRATIONS:
+        return "the catalog of the cache is of an earlier mergepipe: what it knows counts from the next build on"
+    why = "cannot be read" if state is CatalogState.DAMAGED else f"is of an earlier mergepipe (version {version})"
+    return f"the catalog of the cache {why}: the next build begins a new one"
 
 
 def _migrated(path: Path, version: int) -> bool:

@@ -18,7 +18,7 @@ from mergepipe.errors import SourceError
 _FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 # Files of a training run that hold no weights.
 _NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
-_RECIPE = """convert {what} once (needs torch and safetensors; `weights_only` is what keeps code in the file from running):
+_RECIPE = """convert {what} once (needs torch and safetensors; `weights_only` keeps code in the file from running):
     import torch; from safetensors.torch import save_file
     state = torch.load({file}, map_location="cpu", weights_only=True)
     save_file({{k: v.clone().contiguous() for k, v in state.items()}}, {target}, metadata={{"format": "pt"}})"""

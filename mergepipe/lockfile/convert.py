@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,8 +29,6 @@ from mergepipe.lockfile.records import LockedOutput, LockedShard, LockedTensor
 from mergepipe.signatures import Scalar
 
 WireTensor = wire.Tensor | wire.StageTensor
-
-
 # Only in strings: what JSON itself needs is ASCII.
 _HIDDEN = re.compile(r"[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]")
 
@@ -36,7 +36,9 @@ _HIDDEN = re.compile(r"[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u206
 def encode(manifest: records.Manifest) -> bytes:
     """Return the JSON text of a manifest: the small parts indented, one line per tensor, the checksum at the end."""
     body = _object(to_wire(manifest), "  ", {"stages": lambda stages: _list(stages, "    ")})
-    return with_checksum(_HIDDEN.sub(_escaped, body.decode()).encode() + b",\n")
+    if not body.isascii() or b"\x7f" in body:
+        body = _HIDDEN.sub(_escaped, body.decode()).encode()
+    return with_checksum(body + b",\n")
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -75,7 +75,7 @@ class Table:
         return None
 
     def location(self, key: str, expected: str) -> str | None:
-        """Return the value of a key that holds a path; a URL is none, and could hold a password that is kept for good."""
+        """Return the value of a key that holds a path; a URL is none, and could hold a password."""
         value = self.string(key, expected)
         if value is not None and "://" in value:
             hint = "download it, and give the path of its folder; a Mergefile is no place for passwords and tokens"

@@ -106,7 +106,7 @@ def _catalog_word(state: CatalogState, fault: str | None, faults: Sequence[RowFa
     if fault is not None:
         return "damaged"
     if state is not CatalogState.OPEN:
-        return state.value
+        return str(state.value)
     return "repaired" if faults else "sound"
 
 

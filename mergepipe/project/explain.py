@@ -13,6 +13,7 @@ from typing import Any
 
 from mergepipe.errors import MergefileError
 from mergepipe.mergefile.resolve import ResolvedParams
+from mergepipe.mergefile.suggest import code
 from mergepipe.plan.facts import tensor_facts
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
 from mergepipe.project.contributions import Contribution, ExpertShare
@@ -294,10 +295,10 @@ def _unknown(plan: OutputPlan, name: str) -> MergefileError:
     names = [tensor.name for tensor in plan.tensors]
     close = difflib.get_close_matches(name, names, n=_CLOSE)
     ending = [other for other in names if other.endswith(name) or name in other][:_CLOSE]
-    near = ", ".join(f"`{other}`" for other in (close or ending))
+    near = ", ".join(code(other) for other in (close or ending))
     return MergefileError(
         f"output `{plan.output.name}` has no tensor `{name}`",
-        hint=f"did you mean {near}?" if near else f"its names are such as `{names[0]}`" if names else None,
+        hint=f"did you mean {near}?" if near else f"its names are such as {code(names[0])}" if names else None,
         output=plan.output.name,
         tensor=name,
     )

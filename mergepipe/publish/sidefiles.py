@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from mergepipe.checkpoints.place import Place, read_small
 from mergepipe.checkpoints.sniff import SNIFF_BYTES, sniff
 from mergepipe.digest import content_digest
 from mergepipe.dtypes import DTYPES, is_mergeable
-from mergepipe.errors import MergepipeError, SourceError, raise_collected
+from mergepipe.errors import MergepipeError, SourceError, raise_collected, redacted
 from mergepipe.plan.stacking import restacked
 from mergepipe.plan.values import OutputPlan
 
@@ -50,6 +51,10 @@ _CARRIED = (
     "additional_chat_templates/*.jinja",
 )
 _DTYPE_KEYS = ("torch_dtype", "dtype")
+# Where a file says what it was loaded from; the group is the value. On somebody's disk, that is nobody else's business.
+_LOADED_FROM = re.compile(r'"(?:_?name_or_path|_commit_path|tokenizer_file)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_LOCAL = re.compile(r"[/~\\]|[A-Za-z]:[/\\]|file:|\.\.?[/\\]")
+_PRIVATE = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", *_MODEL_FILES)
 _FLOAT_NAMES = frozenset(d.long_name for d in DTYPES.values() if d.is_float and d.long_name)
 
 
@@ -112,12 +117,30 @@ def _carried(root: Path, patterns: Sequence[str] = _CARRIED) -> list[str]:
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
+def without_private(data: bytes) -> bytes:
+    """Return a config without places on the disk of who made it, and without passwords and tokens of URLs.
+
+    The bytes stay as they are where there is none of these.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return data
+    cleaned = redacted(_LOADED_FROM.sub(_if_public, text))
+    return data if cleaned == text else cleaned.encode()
+
+
+def _if_public(match: re.Match[str]) -> str:
+    start, end = (place - match.start() for place in match.span(1))
+    return match[0][:start] + match[0][end:] if _LOCAL.match(match[1]) else match[0]
+
+
 def _read(place: Place, name: str) -> bytes:
     data = read_small(place, name)
     finding = sniff(data[:SNIFF_BYTES])
     if finding is not None and finding.kind in ("git-lfs-pointer", "html"):
         raise place.error(f"is {finding.what}", name=name, hint=finding.hint, found=finding.kind)
-    return data
+    return without_private(data) if name in _PRIVATE else data
 
 
 def adapt_config(data: bytes, plan: OutputPlan) -> bytes:

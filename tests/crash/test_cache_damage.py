@@ -64,7 +64,8 @@ LOST = {
     "garbage": lambda path: overwrite(path, random.Random(1).randbytes(50_000)),
     "text": lambda path: overwrite(path, b"<!doctype html>" * 1000),
     "empty": lambda path: overwrite(path, b""),
-    "a newer version": lambda path: change_version(path, 99),
+    "a version of no mergepipe": lambda path: change_version(path, 99_999),
+    "an older version": lambda path: change_version(path, 1),
     "no version": lambda path: change_version(path, 0),
     "deleted": lambda path: path.unlink(),
     "its header alone": lambda path: os.truncate(path, 100),
@@ -81,6 +82,20 @@ def test_a_catalog_that_is_none_is_set_aside_and_costs_time_only(built, clean, d
     assert states(report) == ["built", "built"]
     assert blocks(report, "computed") == clean[2].blocks
     assert states(built.report()) == ["unchanged", "unchanged"]
+
+
+def test_a_catalog_of_a_newer_mergepipe_is_refused_and_left_alone(built, clean):
+    built.turn_to(2)
+    change_version(catalog(built), 99)
+    before = catalog(built).read_bytes()
+    for command in (("build",), ("status",), ("plan",), ("cache", "info"), ("cache", "prune"), ("cache", "verify")):
+        result = built.run(*command)
+        check_refused(result, "newer mergepipe")
+        assert "upgrade mergepipe" in result.stderr
+    built.check_done(clean[1])
+    assert catalog(built).read_bytes() == before
+    assert built.run("build", "--cache-dir", "other").code == 0
+    built.check_done(clean[2])
 
 
 @pytest.mark.parametrize("damage", ["garbage", "deleted"])

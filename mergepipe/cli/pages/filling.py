@@ -31,8 +31,17 @@ def filled(name: str, parts: Mapping[str, str]) -> str:
 
 
 def script_json(value: Any) -> str:
-    """Return plain data as JSON that may stand in a ``script`` element."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+    """Return plain data as JSON that may stand in a ``script`` element; its texts are shown, so they are `plain`."""
+    data = _shown(value)
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return {plain(str(key)): _shown(item) for key, item in value.items()}
+    return [_shown(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def text(value: str) -> str:

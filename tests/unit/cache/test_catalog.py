@@ -9,6 +9,7 @@ import pytest
 
 from mergepipe.cache import database
 from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.database import SCHEMA_VERSION, CatalogState
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.records import Published, Result, SourceFile, StagedTensor, TensorDigests
 from mergepipe.errors import CacheError, StorageError
@@ -294,16 +295,59 @@ def test_a_catalog_that_is_none_is_set_aside_and_begun_anew(tmp_path, garbage):
     again.close()
 
 
-def test_a_catalog_of_another_version_is_set_aside_and_begun_anew(catalog):
+def with_version(catalog, version, script=""):
+    """Close a catalog and make it one of another version."""
     catalog.record_pack("p1", IDENTITY, [result()], "s")
     catalog.close()
     with sqlite3.connect(catalog.layout.catalog) as db:
-        db.execute("PRAGMA user_version = 999")
+        db.executescript(f"{script}; PRAGMA user_version = {version};")
     db.close()
-    again = Catalog(catalog.layout, 64, create=True)
-    assert again.count("packs") == 0
+    return catalog.layout
+
+
+def test_a_catalog_of_the_version_before_is_taken_over(catalog):
+    layout = with_version(catalog, 3, "DROP TABLE samples")
+    reader = Catalog(layout, 64, create=False)
+    assert (reader.count("packs"), reader.state) == (0, CatalogState.OLDER)
+    assert "from the next build on" in reader.notice
+    again = Catalog(layout, 64, create=True)
+    assert again.result(result().key) == result()
+    assert again.count("samples") == 0
+    assert "taken over" in again.notice
     again.close()
-    assert catalog.layout.catalog.with_name("catalog.db.unusable").exists()
+    assert Catalog(layout, 64, create=False).notice is None
+    assert not layout.catalog.with_name("catalog.db.unusable").exists()
+
+
+def test_a_catalog_of_the_version_before_that_turns_out_to_be_damaged_is_set_aside(catalog):
+    layout = with_version(catalog, 3)  # it has the table already that it should not have yet
+    again = Catalog(layout, 64, create=True)
+    assert again.count("packs") == 0
+    assert "set aside" in again.notice
+    again.close()
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, -1, 2**31 - 1, 1001])
+def test_a_catalog_of_a_version_that_nobody_knows_is_set_aside_and_begun_anew(catalog, version):
+    layout = with_version(catalog, version)
+    assert "next build begins a new one" in Catalog(layout, 64, create=False).notice
+    again = Catalog(layout, 64, create=True)
+    assert again.count("packs") == 0
+    assert "`catalog.db.unusable`" in again.notice
+    again.close()
+    assert layout.catalog.with_name("catalog.db.unusable").exists()
+
+
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 1000])
+@pytest.mark.parametrize("create", [True, False])
+def test_a_catalog_of_a_newer_mergepipe_is_refused_and_stays(catalog, version, create):
+    layout = with_version(catalog, version)
+    before = layout.catalog.read_bytes()
+    with pytest.raises(CacheError, match="newer mergepipe") as caught:
+        Catalog(layout, 64, create=create)
+    assert "upgrade" in caught.value.hint
+    assert "--cache-dir" in caught.value.hint
+    assert layout.catalog.read_bytes() == before
 
 
 def test_a_catalog_whose_folder_is_missing_is_an_error_in_words(tmp_path):

@@ -1,4 +1,4 @@
-"""Pruning: by age and size, least recently used first, and always what nothing knows of."""
+"""Pruning: by reachability, age and size, least recently used first, and always what nothing knows of."""
 
 import time
 
@@ -8,7 +8,7 @@ from support.projects import SmallProject
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout
-from mergepipe.cache.maintenance import cache_info, prune
+from mergepipe.cache.maintenance import PruneLimits, cache_info, plan_prune, prune
 from mergepipe.fsio.identity import FileIdentity
 
 DAY = 86_400 * 10**9
@@ -56,11 +56,31 @@ def left(packs):
     ],
 )
 def test_packs_go_by_age_and_size_the_longest_unused_first(catalog, packs, max_bytes, max_age_days, kept):
-    done = prune(catalog, max_bytes=max_bytes, max_age_days=max_age_days)
+    limits = PruneLimits(max_bytes=max_bytes, max_age_days=max_age_days)
+    told = plan_prune(catalog, limits)
+    assert len(left(packs)) == 5, "a plan removes nothing"
+    done = prune(catalog, limits)
+    assert done == told
     assert left(packs) == kept
     assert [name for name, _ in catalog.pack_names()] == kept
     gone = 5 - len(kept)
-    assert done == {"removed": gone, "removed_bytes": 100 * gone, "kept_bytes": 100 * len(kept)}
+    assert (len(done.packs), done.removed_bytes, done.kept_bytes) == (gone, 100 * gone, 100 * len(kept))
+
+
+def test_packs_that_nobody_needs_go_whatever_their_age(catalog, packs):
+    done = prune(catalog, PruneLimits(keep={"p0", "p3"}))
+    assert left(packs) == ["p0", "p3"]
+    assert {pack.reason for pack in done.packs} == {"unreferenced"}
+
+
+def test_what_is_needed_still_goes_by_size(catalog, packs):
+    done = prune(catalog, PruneLimits(keep={"p0", "p3", "p4"}, max_bytes=200))
+    assert left(packs) == ["p3", "p4"]
+    assert [(pack.file, pack.reason) for pack in done.packs] == [
+        ("p0.safetensors", "size"),
+        ("p1.safetensors", "unreferenced"),
+        ("p2.safetensors", "unreferenced"),
+    ]
 
 
 def test_what_killed_builds_left_always_goes(catalog, packs):
@@ -68,18 +88,20 @@ def test_what_killed_builds_left_always_goes(catalog, packs):
     (catalog.layout.staging / "s.safetensors").write_bytes(bytes(20))
     catalog.layout.quarantine.mkdir()
     (catalog.layout.quarantine / "q.safetensors").write_bytes(bytes(30))
+    (catalog.layout.root / "catalog.db.unusable").write_bytes(bytes(40))
     info = cache_info(catalog)
     assert (info["packs"], info["staged_bytes"], info["quarantined_bytes"]) == (6, 20, 30)
-    done = prune(catalog, max_bytes=None, max_age_days=None)
-    assert done["removed_bytes"] == 60
+    done = prune(catalog, PruneLimits())
+    assert (done.removed_bytes, done.leftover_bytes) == (100, 90)
     assert left(packs) == ["p0", "p1", "p2", "p3", "p4"]
+    assert not (catalog.layout.root / "catalog.db.unusable").exists()
     info = cache_info(catalog)
     assert (info["pack_bytes"], info["staged_bytes"], info["quarantined_bytes"]) == (500, 0, 0)
 
 
 def test_a_pack_that_is_recorded_and_gone_counts_nothing(catalog, packs):
     (packs / "p0.safetensors").unlink()
-    assert prune(catalog, max_bytes=400, max_age_days=None)["kept_bytes"] == 400
+    assert prune(catalog, PruneLimits(max_bytes=400)).kept_bytes == 400
     assert left(packs) == ["p1", "p2", "p3", "p4"]
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout
-from mergepipe.cache.maintenance import prune
+from mergepipe.cache.maintenance import PruneLimits, prune
 from mergepipe.cache.statistics import CHUNK, StatisticStore, statistic_bytes
 from mergepipe.digest import record_digest
 from mergepipe.errors import CacheError, InternalError
@@ -159,8 +159,8 @@ def test_pruning_everything_drops_the_numbers_and_shrinks_the_catalog(catalog):
     store.flush()
     size, held = catalog.layout.catalog.stat().st_size, statistic_bytes(catalog)
     assert held > 100_000
-    report = prune(catalog, max_bytes=held, max_age_days=None)
-    assert (report["removed_bytes"], statistic_bytes(catalog)) == (0, held)
-    report = prune(catalog, max_bytes=0, max_age_days=None)
-    assert (report["removed_bytes"], report["kept_bytes"], statistic_bytes(catalog)) == (held, 0, 0)
+    report = prune(catalog, PruneLimits(max_bytes=held))
+    assert (report.removed_bytes, statistic_bytes(catalog)) == (0, held)
+    report = prune(catalog, PruneLimits(max_bytes=0))
+    assert (report.removed_bytes, report.kept_bytes, statistic_bytes(catalog)) == (held, 0, 0)
     assert catalog.layout.catalog.stat().st_size < size - held // 2

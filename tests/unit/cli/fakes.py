@@ -234,6 +234,19 @@ CACHE = CacheInfo(
     statistic_bytes=41_000,
 )
 
+PRUNED = PruneReport(
+    path="/models/.mergecache",
+    removed=2,
+    removed_bytes=3 * GB,
+    kept_bytes=512,
+    leftover_bytes=500,
+    statistic_bytes=41_000,
+    linked_bytes=GB,
+    packs=(("ab" * 32 + ".safetensors", 2 * GB, "age"), ("cd" * 32 + ".safetensors", GB - 41_500, "unreferenced")),
+    locks=("/models/Mergefile.lock",),
+    missing_locks=("/other/Mergefile.lock",),
+)
+
 
 def build_report(*outputs: OutputReport, changed: bool = True) -> BuildReport:
     """Return a build's report over outputs."""
@@ -292,15 +305,18 @@ class FakeProject:
     def report(self, outputs: tuple[str, ...] = ()) -> OutputReports:
         return self._called("report", {"outputs": outputs}, OutputReports(outputs={"assistant": fake_report()}))
 
-    def verify(self, targets: tuple[str, ...], options: VerifyOptions) -> VerifyReport:
-        return self._called("verify", {"targets": targets, "options": options}, VERIFIED)
+    def verify(
+        self, targets: tuple[str, ...] = (), options: VerifyOptions | None = None, **others: Any
+    ) -> VerifyReport:
+        """Stand for verifying outputs, and a cache, whose option comes under ``others``."""
+        return self._called("verify", {"targets": targets, "options": options, **others}, VERIFIED)
 
-    def cache_info(self) -> CacheInfo:
-        return self._called("cache_info", {}, CACHE)
+    def info(self) -> CacheInfo:
+        return self._called("info", {}, CACHE)
 
-    def cache_prune(self, max_bytes: int | None = None, max_age_days: float | None = None) -> PruneReport:
-        arguments = {"max_bytes": max_bytes, "max_age_days": max_age_days}
-        return self._called("cache_prune", arguments, PruneReport(removed=2, removed_bytes=3 * GB, kept_bytes=512))
+    def prune(self, max_bytes: int | None = None, max_age_days: float | None = None, **options: Any) -> PruneReport:
+        arguments = {"max_bytes": max_bytes, "max_age_days": max_age_days, **options}
+        return self._called("prune", arguments, PRUNED)
 
 
 @dataclass
