@@ -31,11 +31,11 @@ from typing import Any, ClassVar, NoReturn
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 # Who a URL is asked as, parameters that are as good as a password, and tokens as hubs give them out.
 _SECRETS = (
-    (re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{1,20}:/{1,2})[^/\s@`\"'<>]+@"), r"\1***@"),
+    (re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{1,20}:/{1,2})[^/\s@`\"'<>\\]+@"), r"\1***@"),
     (
         re.compile(
             r"([?&](?:[\w-]*token|key|[\w-]*api[_-]?key|auth|authorization|password|secret|sig|[\w-]*signature"
-            r"|[\w-]*credential)=)[^&\s`\"'<>#]+",
+            r"|[\w-]*credential)=)[^&\s`\"'<>#\\]+",
             re.IGNORECASE,
         ),
         r"\1***",
@@ -67,8 +67,8 @@ def _on_one_line(message: str, facts: Mapping[str, Any]) -> str:
 
 
 def _redacted_fact(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_redacted_fact(item) for item in value]
+    if type(value) in (list, tuple):
+        return type(value)(map(_redacted_fact, value))
     return redacted(value) if isinstance(value, str) else value
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 
 _SHARE = 32  # one element of so many
-_RUNS = 4  # in a block
-_SHORTEST = 128  # elements; in blocks of less than `_RUNS` times as many everything is the sample
+_RUNS = 8  # in a block: fewer meet too few of its rows, more take too many reads
+_SHORTEST = 16  # elements; in blocks of up to `_RUNS` times as many everything is the sample
 # 2^64 divided by the golden ratio: multiples of it, modulo 2^64, lie evenly over the range (Weyl's theorem; Knuth, The
 # Art of Computer Programming, volume 3, section 6.4).
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -24,8 +24,8 @@ Runs = tuple[tuple[int, int], ...]
 def sample_runs(elements: int, block: int) -> Runs:
     """Return which elements of a block are its sample.
 
-    Each quarter of the block has a run of the same length, at a place that differs from quarter to quarter and from
-    block to block: a fixed distance could meet the same columns of every row.
+    Each eighth of the block has a run of the same length, at a place that differs from one to the next and from block
+    to block: a fixed distance could meet the same columns of every row.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ _CARRIED = (
 )
 _DTYPE_KEYS = ("torch_dtype", "dtype")
 # Where a file says what it was loaded from; the group is the value. On somebody's disk, that is nobody else's business.
-_LOADED_FROM = re.compile(r'"(?:_?name_or_path|_commit_path|tokenizer_file)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_LOADED_FROM = re.compile(r'"(?:_?name_or_path|tokenizer_file)"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _LOCAL = re.compile(r"[/~\\]|[A-Za-z]:[/\\]|file:|\.\.?[/\\]")
 _PRIVATE = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", *_MODEL_FILES)
 _FLOAT_NAMES = frozenset(d.long_name for d in DTYPES.values() if d.is_float and d.long_name)
@@ -159,7 +159,8 @@ def adapt_config(data: bytes, plan: OutputPlan) -> bytes:
         changed |= _set_dtype(config, stored, add=plan.output.write.dtype is not None)
     if not changed:
         return data
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    # Half of a surrogate pair, which UTF-8 does not have, stays the escape that it was.
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def stored_dtype(plan: OutputPlan) -> str | None:

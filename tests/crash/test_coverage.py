@@ -44,12 +44,12 @@ REASONS = {
     "publish/directory.py:__enter__": "a folder that is empty: the next run makes it, or finds it",
     "publish/directory.py:_fsync_folders": "primitive of `assemble`",
     # what is lost with the process, and made again
+    "fsio/scratch.py:_remove_left": "what killed processes left; the next process goes on",
     "cache/reserve.py:reserve": "a file without content that the next build makes again, or removes",
     "cache/reserve.py:release": "a file without content that the next build makes again, or removes",
     "cache/database.py:_probe_writing": "a file without content that nobody reads",
     "engine/staging.py:_create": "an unfinished shard is no shard: its rows are recorded after its bytes",
     "publish/userfiles.py:_share": "its caller has the point `publish.kept`",
-    "project/evaluate.py:_temporary": "has the point `sweep.scratch`",
     "project/evaluate.py:_remove": "in a temporary cache that the next sweep removes",
     "project/locking.py:write_lock": "a temporary file that nobody reads; of the lock, `replace_file` has the points",
     "project/signing.py:__init__": "removes a file that no reader looks at",
