@@ -15,7 +15,8 @@ _FACTORS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_UNITS = ("KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 _SECONDS = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
     **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
@@ -23,7 +24,7 @@ _SECONDS = {
     **dict.fromkeys(("d", "day", "days", ""), 86_400),
     **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400),
 }
-_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*", re.ASCII)
 
 
 def parse_size(text: str | int) -> int:
@@ -76,6 +77,21 @@ def format_bytes(count: float) -> str:
             digits = 2 if count < 9.995 else 1 if count < 99.95 else 0
             return f"{count:.{digits}f} {unit}"
     raise AssertionError("unreachable")
+
+
+def exact_size(count: int) -> str:
+    """Return a size with as few digits as it has without rounding it: ``500 KB``, ``1.5 GiB``, ``1234567 B``.
+
+    `parse_size` gives back the same number.
+    """
+    texts = [f"{count} B"]  # by rising units, of which the largest wins where digits are the same
+    for unit in _UNITS:
+        factor = _FACTORS[unit.lower()]
+        if count >= factor and count * 100 % factor == 0:
+            whole, hundredths = divmod(count * 100 // factor, 100)
+            digits = f"{whole}.{hundredths:02}".rstrip("0").rstrip(".") if hundredths else str(whole)
+            texts.append(f"{digits} {unit}")
+    return min(reversed(texts), key=lambda text: len(text.partition(" ")[0].replace(".", "").rstrip("0")))
 
 
 def format_count(count: int, noun: str, plural: str | None = None) -> str:

@@ -36,7 +36,6 @@ from mergepipe.graph.samples import (
     sampled_refs,
 )
 from mergepipe.graph.survey import is_surveyed
-from mergepipe.operators.norms import square_places
 from mergepipe.operators.vectors import inner_products
 from mergepipe.plan.budget import BudgetTensor
 from mergepipe.plan.sampling import sampled_sources
@@ -216,8 +215,7 @@ def _take_samples(task: _Task, scratch: Scratch) -> _Found:
         If a read is refused.
     """
     samples = [bytearray() for _ in task.inputs]
-    products: list[Array] = []
-    errors: list[Array] = []
+    pieces: list[Estimates] = []
     files = Files(scattered=True)
     try:
         for first, stop, elements in _pieces(task.inputs[0].grid):
@@ -231,13 +229,16 @@ def _take_samples(task: _Task, scratch: Scratch) -> _Found:
                 views.append(view)
             if task.recipe is not None:
                 found = _estimates(_deltas(task, views, len(runs)), elements, len(runs[0]))
-                products.append(found.products)
-                errors.append(found.errors)
+                pieces.append(found)
     finally:
         files.close()
     estimates = None
     if task.recipe is not None:
-        estimates = Estimates(products=np.concatenate(products), errors=np.concatenate(errors))
+        estimates = Estimates(
+            products=np.concatenate([piece.products for piece in pieces]),
+            squares=np.concatenate([piece.squares for piece in pieces]),
+            errors=np.concatenate([piece.errors for piece in pieces]),
+        )
     return _Found(task=task, samples=tuple(map(bytes, samples)), estimates=estimates)
 
 
@@ -283,7 +284,7 @@ def _estimates(rows: Array, elements: int, runs: int) -> Estimates:
     """Return what samples of base and deltas say of their blocks.
 
     Squares are those of the whole sample. Products of two vectors matter only in sums over many blocks: those of the
-    first run of each are enough, and take a quarter of the time.
+    first run of each are enough, and take an eighth of the time.
 
     Parameters
     ----------
@@ -298,9 +299,11 @@ def _estimates(rows: Array, elements: int, runs: int) -> Estimates:
     parts = rows.reshape(count, blocks, runs, sampled // runs)
     with np.errstate(all="ignore"):
         sums = np.add.reduce(parts * parts, axis=-1)
-        products = inner_products(np.ascontiguousarray(parts[:, :, 0])) * (elements / parts.shape[-1])
-        products[square_places(count)] = np.add.reduce(sums, axis=-1) * (elements / sampled)
-        return Estimates(products=products.T, errors=_standard_errors(sums[1:], elements, sampled).T)
+        return Estimates(
+            products=inner_products(np.ascontiguousarray(parts[:, :, 0])).T,
+            squares=(np.add.reduce(sums, axis=-1) * (elements / sampled)).T,
+            errors=_standard_errors(sums, elements, sampled).T,
+        )
 
 
 def _standard_errors(sums: Array, elements: int, sampled: int) -> Array:

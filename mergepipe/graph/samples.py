@@ -41,18 +41,21 @@ class Estimates:
     Attributes
     ----------
     products
-        Packed inner products of base and deltas, as `mergepipe.operators.norms.GramOfInputs`; estimates of those of
-        whole blocks, float64 ``(blocks, count * (count + 1) / 2)``.
-    errors
-        Standard errors of the squares of the norms of the deltas, float64 ``(blocks, count - 1)``.
+        Packed inner products of base and deltas in the first run of each sample, as
+        `mergepipe.operators.norms.GramOfInputs`; float64 ``(blocks, count * (count + 1) / 2)``. They say how far
+        vectors point in one direction, not how long they are.
+    squares, errors
+        Estimates of the squares of the norms of whole blocks, those of base and deltas, and their standard errors;
+        float64 ``(blocks, count)``.
     """
 
     products: Array
+    squares: Array
     errors: Array
 
     def encode(self) -> bytes:
-        """Return both as bytes."""
-        return self.products.astype("<f8").tobytes() + self.errors.astype("<f8").tobytes()
+        """Return all as bytes."""
+        return b"".join(part.astype("<f8").tobytes() for part in (self.products, self.squares, self.errors))
 
     @classmethod
     def decode(cls, data: bytes, count: int, blocks: int) -> Estimates:
@@ -60,10 +63,8 @@ class Estimates:
         import numpy as np
 
         values, width = np.frombuffer(data, "<f8"), count * (count + 1) // 2
-        return cls(
-            products=values[: blocks * width].reshape(blocks, width),
-            errors=values[blocks * width :].reshape(blocks, count - 1),
-        )
+        squares, errors = values[blocks * width :].reshape(2, blocks, count)
+        return cls(products=values[: blocks * width].reshape(blocks, width), squares=squares, errors=errors)
 
 
 def sampled_refs(recipe: TensorRecipe) -> tuple[InputRef, ...]:
@@ -105,22 +106,50 @@ def estimated_tensor(recipe: TensorRecipe, estimates: Estimates) -> BudgetTensor
     """
     import numpy as np
 
-    from mergepipe.operators.norms import scattered, squares, total_gram
+    from mergepipe.operators.norms import scattered
 
     tensor = recipe.tensor
     live = compared_slots(tensor)
-    count = len(live) + 1
     found, errors = np.zeros((2, len(tensor.experts), recipe.facts.blocks))
+    squares, doubts = shrunk(estimates.squares.T, estimates.errors.T, _elements(recipe))
     at = [slot - 1 for slot in live]
-    found[at], errors[at] = shrunk(squares(estimates.products, count)[1:], estimates.errors.T, _elements(recipe))
+    found[at], errors[at] = squares[1:], doubts[1:]
     return whole_tensor(
         recipe,
         found,
-        scattered(total_gram(estimates.products, count), (0, *live), len(tensor.slots)),
+        scattered(estimated_gram(estimates.products, squares), (0, *live), len(tensor.slots)),
         tensor.operator.influence(tensor.prepared, recipe.facts, None),
         costs=block_costs(recipe),
         errors=errors,
     )
+
+
+def estimated_gram(products: Array, squares: Array) -> Array:
+    """Return an estimate of the Gram matrix of a whole tensor, float64 ``(count, count)``.
+
+    Two vectors of a block have the cosine of their samples and the lengths of their estimates: so no sum of vectors is
+    longer than the sum of their lengths, as with exact products.
+
+    Parameters
+    ----------
+    products
+        Of the samples, packed, ``(blocks, count * (count + 1) / 2)``.
+    squares
+        Of the lengths of whole blocks, ``(count, blocks)``.
+    """
+    import numpy as np
+
+    from mergepipe.operators.vectors import symmetric
+
+    gram = symmetric(products.T, len(squares))
+    with np.errstate(all="ignore"):
+        lengths = np.sqrt(np.einsum("iib->ib", gram))
+        factors = np.where(lengths > 0, np.sqrt(squares) / np.where(lengths > 0, lengths, 1.0), 0.0)
+        gram = gram * factors[:, None] * factors
+        places = np.arange(len(squares))
+        gram[places, places] = squares  # also where the sample's first run has nothing of it
+        # cumsum adds from the first block to the last, one after the other; sum() may add in pairs
+        return np.asarray(np.cumsum(gram, axis=-1)[..., -1])
 
 
 def _elements(recipe: TensorRecipe) -> Array:

@@ -7,8 +7,9 @@ from fractions import Fraction
 
 from mergepipe.errors import MergefileError
 from mergepipe.mergefile.schema import Budget
-from mergepipe.units import parse_percent, parse_size
+from mergepipe.units import exact_size, parse_percent, parse_size
 
+_MOST = 1000  # budgets that an ellipsis may stand for
 _ELLIPSES = ("...", "…")
 
 
@@ -40,6 +41,12 @@ def as_budgets(values: Iterable[Budget | str]) -> tuple[Budget, ...]:
     if not found:
         raise MergefileError("a sweep takes at least one budget", hint="name some, such as `0,10,25,50,100`")
     return tuple(found.values())
+
+
+def budget_label(budget: Budget) -> str:
+    """Return what a sweep calls a budget: as the lock does, but a size as people write it, ``500 KB``."""
+    size = budget.expert_reads if budget.max_error is None and budget.share is None else None
+    return budget.text() if size is None else budget.text().replace(f"{size} B", exact_size(size))
 
 
 def _parsed(text: str) -> Budget:
@@ -74,5 +81,10 @@ def _between(values: Sequence[Budget | str], at: int) -> list[Budget]:
             "`...` stands between rising percentages, behind two of them", hint="write it like `0,5,...,100`"
         )
     step = last - first
+    if (end - last) / step > _MOST:
+        raise MergefileError(
+            f"`...` stands for more than {_MOST:,} budgets here",
+            hint="write larger steps: `0,5,...,100` has 21 budgets",
+        )
     shares_between = (last + step * number for number in range(1, int((end - last) / step) + 1))
     return [Budget(share=float(share)) for share in shares_between if share < end]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mergepipe.mergefile.schema import Budget
 from mergepipe.plan.budgeted import Reading
+from mergepipe.project.sweep_budgets import budget_label
 from mergepipe.project.sweep_report import Distance, LostTensor, MeasuredDeviation, SweepPoint, SweptBound
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def sweep_point(
 ) -> SweepPoint:
     """Return what a budget came to."""
     return SweepPoint(
-        budget=budget.text(),
+        budget=budget_label(budget),
         expert_bytes=selection.planned_bytes + reading.plan.adapter_bytes,
         blocks=selection.blocks,
         bound=_bound(selection.bound, update),
@@ -63,9 +64,9 @@ def sweep_point(
 
 
 def _bound(bound: ErrorBound, update: Update) -> SweptBound:
-    """Return the bound; where the plan does not know the update, relative to the measured one."""
+    """Return the bound; where the plan does not know the update, or only estimates it, relative to the measured one."""
     relative = bound.relative_to_update
-    if relative is None and update.measured:
+    if update.measured and (relative is None or bound.kind == "estimated"):
         relative = update.share(bound.absolute)
     return SweptBound(
         kind=bound.kind,

@@ -337,3 +337,15 @@ def test_experts_in_another_order_are_not_measured_again(tmp_path, stats):
     assert again.index_bytes_read == 0
     for name, array in project.tensors("m").items():
         np.testing.assert_allclose(array.astype(np.float32), before[name].astype(np.float32), rtol=2**-7, atol=1e-6)
+
+
+def test_experts_that_are_the_same_are_not_estimated_to_change_more_than_both_together(tmp_path):
+    sources = family()
+    sources["c"] = sources["a"]
+    project = make(tmp_path, sources=sources)
+    nothing = project.open().sweep("m", ["0%"])
+    bound = nothing.points[0].bound
+    assert bound.absolute >= nothing.update * (1 - 1e-9)
+    measured = project.open().sweep("m", ["0%"], measure=True)
+    assert abs(measured.points[0].deviation.length.relative_to_update - 1) < 1e-9
+    assert abs(nothing.update / measured.update - 1) < 0.3

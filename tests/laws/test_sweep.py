@@ -125,6 +125,16 @@ def test_the_outputs_own_budget_does_not_matter_and_is_reported(tmp_path):
     assert (own.own.budget, own.own.expert_bytes) == ("25%", own.points[0].expert_bytes)
 
 
+def test_a_budget_that_is_a_size_is_called_as_it_was_written(tmp_path):
+    project = make(tmp_path, budget={"expert_reads": "2 KB"})
+    report = project.open().sweep("m", ["700 B", "1 KiB", "2000"], command=echo("score 1"))
+    assert [point.budget for point in report.points] == ["700 B", "1 KiB", "2 KB"]
+    assert [point.figures for point in report.points] == [{"score": 1.0}] * 3
+    assert report.own.budget == "2 KB"
+    project.build()
+    assert 'budget = "2000 B"' in (project.root / "Mergefile.lock").read_text(), "a lock keeps bytes"
+
+
 def test_a_bound_is_relative_to_the_measured_update_where_the_plan_does_not_know_it(tmp_path):
     project = make(tmp_path, "ties")
     planned = project.open().sweep("m", ["20"]).points[0]
@@ -198,6 +208,7 @@ def test_an_unknown_output_is_refused(tmp_path):
         (["5", "...", "50"], "stands between rising percentages"),
         (["5", "4", "...", "50"], "stands between rising percentages"),
         (["1 MB", "2 MB", "...", "5 MB"], "stands between rising percentages"),
+        (["0", "0.0000001", "...", "100"], "more than 1,000 budgets"),
         ([Budget(max_error=0.1)], "no `max_error`"),
     ],
 )

@@ -4,17 +4,20 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergepipe.graph.samples import Estimates, shrunk
+from mergepipe.graph.samples import Estimates, estimated_gram, shrunk
 
 
 @given(st.integers(2, 5), st.integers(1, 7), st.integers(0, 2**32 - 1))
 def test_estimates_come_back_as_they_were_written(count, blocks, seed):
     rng = np.random.default_rng(seed)
     estimates = Estimates(
-        products=rng.normal(size=(blocks, count * (count + 1) // 2)), errors=rng.normal(size=(blocks, count - 1))
+        products=rng.normal(size=(blocks, count * (count + 1) // 2)),
+        squares=rng.normal(size=(blocks, count)),
+        errors=rng.normal(size=(blocks, count)),
     )
     found = Estimates.decode(estimates.encode(), count, blocks)
     assert (found.products == estimates.products).all()
+    assert (found.squares == estimates.squares).all()
     assert (found.errors == estimates.errors).all()
 
 
@@ -53,3 +56,21 @@ def test_a_single_block_and_what_is_not_finite_stay():
     for squares in (np.array([[3.0]]), np.array([[3.0, np.inf]])):
         found, _ = shrunk(squares, np.ones(squares.shape), np.full(squares.shape[1], 64.0))
         assert (found == squares).all()
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_no_sum_of_vectors_is_estimated_longer_than_the_sum_of_their_lengths(count, blocks, seed):
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(blocks, count, 6)) * rng.integers(0, 2, (blocks, count, 1))
+    products = np.stack([(v @ v.T)[np.triu_indices(count)] for v in vectors])
+    squares = rng.exponential(size=(count, blocks))
+    gram, weights = estimated_gram(products, squares), rng.normal(size=count)
+    longest = np.sum(np.sum(np.abs(weights)[:, None] * np.sqrt(squares), axis=0) ** 2)
+    assert -1e-9 <= weights @ gram @ weights <= longest * (1 + 1e-12)
+
+
+def test_equal_vectors_are_estimated_as_equal_whatever_their_sample():
+    products = np.array([[4.0, 4.0, 4.0], [1.0, 1.0, 1.0]])
+    squares = np.array([[9.0, 2.0], [9.0, 2.0]])
+    gram = estimated_gram(products, squares)
+    np.testing.assert_allclose(gram, 11.0, rtol=1e-15)
