@@ -19,7 +19,7 @@ from mergepipe.errors import CacheError, InternalError
 CHUNK = 64
 _KEPT_VERSIONS = 4  # rows of one chunk and owner: enough to go back and forth between versions of an expert
 _KEPT_BYTES = 1 << 16  # of a row's data; larger rows are read again when they are gone through
-_PENDING_BYTES = 1 << 25  # of new rows in memory before they are written
+_PENDING_BYTES = 1 << 25  # of new rows in memory before they are written, where no limit is set
 
 
 @dataclass(slots=True)
@@ -49,10 +49,11 @@ class _Place:
 
 
 class StatisticStore:
-    """All statistics of a cache. New ones stay in memory until `flush`, or until there are many."""
+    """All statistics of a cache. New ones stay in memory until `flush`, or until they have ``pending_bytes``."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, pending_bytes: int = _PENDING_BYTES) -> None:
         self._catalog = catalog
+        self._most_pending = pending_bytes
         self._pending: list[tuple[_Place, _Row]] = []
         self._pending_bytes = 0
         self._used: set[int] = set()
@@ -93,7 +94,7 @@ class StatisticStore:
         """Take a new row."""
         self._pending.append((where, row))
         self._pending_bytes += len(row.data or b"")
-        if self._pending_bytes > _PENDING_BYTES:
+        if self._pending_bytes > self._most_pending:
             self.flush()
 
     def use(self, row: _Row) -> None:

@@ -100,6 +100,10 @@ def no_weights(place: Place, names: Sequence[str]) -> SourceError:
         return place.error(what, hint=_conversion(foreign[0], of=len(foreign)), files=foreign)
     if adapters:
         return adapter(place)
+    index = next((name for name in names if name.endswith(".bin.index.json")), None)
+    if index is not None:
+        again = "download the checkpoint again, in its safetensors version if it has one"
+        return place.error(f"holds no weights: the files that {quote(index)} names are not there", hint=again)
     if not names:
         return place.error("is an empty folder", hint="download the checkpoint into it")
     below = [name for name in names if _holds_weights(place.root / name)]

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable
 from re import _constants as ops  # type: ignore[attr-defined]
-from re import _parser as parser
+from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 LONGEST = 2000
@@ -84,11 +84,13 @@ class ModulePattern:
         self._anchors: dict[int, bool] = {}  # states that are passed only at the beginning (True) or the end (False)
         self._accept = self._start = self._state(None, ())
         try:
-            tree = _parsed(text)
-            if all(code in _FLAT for code, _ in tree):
-                self._flat = re.compile(rf"(?:.*\.)?(?:{text})\Z", re.DOTALL)
-            else:
-                self._start = self._sequence(tree, self._accept)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what may mean something else in a later Python
+                tree = _parsed(text)
+                if all(code in _FLAT for code, _ in tree):
+                    self._flat = re.compile(rf"(?:.*\.)?(?:{text})\Z", re.DOTALL)
+                else:
+                    self._start = self._sequence(tree, self._accept)
         except RecursionError:
             raise PatternError("nested too deeply") from None
 
@@ -152,7 +154,8 @@ class ModulePattern:
         if code is ops.SUBPATTERN and not argument[1] and not argument[2]:
             return self._sequence(argument[3], after)
         if code in (ops.MAX_REPEAT, ops.MIN_REPEAT):
-            return self._repeat(*argument, after)
+            least, most, body = argument
+            return self._repeat(least, most, body, after)
         return self._state(_test(code, argument), (after,))
 
     def _repeat(self, least: int, most: Any, body: Any, after: int) -> int:
@@ -172,9 +175,7 @@ class ModulePattern:
 
 def _parsed(text: str) -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = parser.parse(text)
+        tree = parser.parse(text)
     except (re.error, OverflowError, ValueError) as error:
         raise PatternError(str(error)) from None
     if tree.state.flags & ~re.UNICODE:

@@ -162,7 +162,7 @@ def _prune_lines(report: PruneReport, *, verbose: bool) -> Iterator[str]:
     for label, locks in (("locks", report.locks), ("gone", report.missing_locks)):
         if locks:
             yield from fact(label, [plain(lock) for lock in locks])
-    yield f"{format_bytes(report.kept_bytes)} of packs left"
+    yield f"{format_bytes(report.kept_bytes)} of packs {'would be left' if report.dry_run else 'left'}"
 
 
 def _verify_lines(report: CacheCheck) -> Iterator[str]:

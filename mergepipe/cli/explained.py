@@ -103,6 +103,7 @@ def _update(found: Contribution) -> list[str]:
 _STATES = {
     "rebuilt": "rebuilt by the last build that changed the output: ",
     "reused": "reused by the last build that changed the output: ",
+    "cached": "taken from the cache by the last build that changed the output: ",
     "stale": "a build would make it again: ",
     "unchanged": "a build would reuse it: ",
 }
@@ -113,11 +114,12 @@ def _build(found: TensorExplanation) -> str:
     assert build is not None, "it is shown where there is one"
     if build.state == "unbuilt":
         return "not built here before"
-    if build.state == "rebuilt" and build.change.part == "first":
-        return "made by the first build"
+    if build.change.part == "first":
+        return "made by the first build" + (", from the cache" if build.state == "reused" else "")
     if build.change.part == "recipe" and build.change.before is None:
         return "which part of its key changed was not recorded"
-    return _STATES[build.state] + plain(build.change.text())
+    state = "cached" if build.state == "reused" and build.change.part != "none" else build.state
+    return _STATES[state] + plain(build.change.text())
 
 
 # --- an output --------------------------------------------------------------------------------------------------------

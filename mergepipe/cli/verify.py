@@ -99,6 +99,7 @@ def verify(
     needs nothing else. Names what differs, changes nothing, and ends with exit code 1 if anything does.
     """
     session: Session = context.obj
+    _check_sample_options(rebuild_sample, sources, seed)
     from mergepipe.project.verify import VerifyOptions
 
     options = VerifyOptions(
@@ -118,6 +119,18 @@ def verify(
         _show_problems(session, report)
     if not report.ok:
         context.exit(1)
+
+
+def _check_sample_options(sample: float | None, sources: Sequence[tuple[str, Path]], seed: int | None) -> None:
+    """Refuse what says how blocks are made again where none are, and a source that is in two places."""
+    if sample is None and (sources or seed is not None):
+        option = "--source" if sources else "--seed"
+        what = "says where blocks are made again from" if sources else "chooses the blocks that are made again"
+        raise UsageError(f"`{option}` {what}, and none are", hint="add `--rebuild-sample P%`")
+    names = [name for name, _ in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"`--source {name}=...` is given twice", hint="give one path for each source", source=name)
 
 
 def _key(public_key: str | None, *, signature: bool) -> Path | None:

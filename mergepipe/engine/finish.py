@@ -194,7 +194,11 @@ class ShardFinisher:
         key = current_key(plan, member.recipe.tensor, self._index)
         assert key is not None, "every input of a finished tensor is known"
         return FinishedTensor(
-            name=member.name, key=key, digest=self._digest(member), block_digests=bytes(member.digests)
+            name=member.name,
+            key=key,
+            digest=self._digest(member),
+            block_digests=bytes(member.digests),
+            cached=bool(member.holdings) and len(member.holdings) == member.recipe.grid.count,
         )
 
     def _results(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mergepipe.checkpoints.geometry import BlockGrid
+from mergepipe.errors import PlanError
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.plan.values import OutputPlan
+from mergepipe.units import format_bytes
 
 # Elements per job and input: 2 MiB of bf16, the read size that was measured to be best.
 JOB_ELEMENTS = 1 << 20
@@ -15,6 +17,10 @@ JOBS_AHEAD = 3
 # What groups may keep between their passes where no limit is set: the inputs of one large tensor of an 8B model with
 # eight experts.
 HOLD_BYTES = 1 << 30
+# What new statistics may take before they are written, where no limit is set.
+PENDING_BYTES = 1 << 25
+# What a reduction keeps of decoded tables of magnitudes (`operators.magnitudes`), with the table that it looks at.
+_TABLE_BYTES = 12 << 20
 # The interpreter with numpy, networkx and the catalog, measured on an empty project; for the estimate only.
 _FIXED_BYTES = 90 << 20
 # What a tensor takes in plan, graph, work and manifest, measured on a model of 100,000 tensors from three sources.
@@ -45,21 +51,84 @@ def block_bytes(grid: BlockGrid) -> int:
     return grid.block_rows * grid.row_bytes
 
 
+def _largest(grid: BlockGrid) -> int:
+    """Return the bytes of the largest block: a small tensor is one block, and a short one."""
+    return min(block_bytes(grid), grid.nbytes)
+
+
 def hold_bytes(memory: int | None) -> int:
     """Return how many bytes of inputs groups may keep between their passes."""
     return HOLD_BYTES if memory is None else memory // 2
 
 
-def peak_memory(plans: Sequence[OutputPlan], workers: int, memory: int | None) -> int:
-    """Return an upper estimate of the memory of a process that builds these outputs in one run, in bytes.
+def pending_bytes(memory: int | None) -> int:
+    """Return how many bytes of new statistics wait in memory before they are written."""
+    return PENDING_BYTES if memory is None else max(1 << 20, min(PENDING_BYTES, memory // 16))
 
-    Tensors of one name are worked on together: what they read is in memory once.
-    """
+
+def _members(plans: Sequence[OutputPlan]) -> dict[str, list[TensorRecipe]]:
+    """Return by tensor name what is worked on together: what several outputs read is in memory once."""
     members: dict[str, list[TensorRecipe]] = {}
     for plan in plans:
         for tensor in plan.tensors:
             members.setdefault(tensor.name, []).append(TensorRecipe.of(tensor, plan.geometry))
-    kept = hold_bytes(memory)
+    return members
+
+
+def least_memory(plans: Sequence[OutputPlan]) -> tuple[int, str, int]:
+    """Return the smallest memory limit with which these outputs can be built in one run, in bytes.
+
+    Returns
+    -------
+    tuple
+        The limit, the tensor that needs it, and how many inputs that has: one worker holds a block of each, and of
+        what is made of them. Where tensors have several passes, half of the limit is for what is kept between them.
+    """
+    found, reduces = (0, "", 0), False
+    for name, recipes in _members(plans).items():
+        inputs = _inputs(recipes)
+        # One buffer takes the results of all outputs in turn.
+        made = max(_largest(recipe.grid) for recipe in recipes)
+        found = max(found, (sum(map(_largest, inputs)) + made, name, len(inputs)))
+        reduces |= any(recipe.reduces for recipe in recipes)
+    return found[0] * (2 if reduces else 1), found[1], found[2]
+
+
+def fitting_workers(plans: Sequence[OutputPlan], workers: int, memory: int | None) -> int:
+    """Return how many of the workers can be at work at once within a memory limit; one at least."""
+    if memory is None:
+        return workers
+    return max(1, min(workers, memory // max(1, least_memory(plans)[0])))
+
+
+def check_memory(plans: Sequence[OutputPlan], memory: int | None) -> None:
+    """Refuse a memory limit in which not even one block of a tensor can be merged.
+
+    Raises
+    ------
+    PlanError
+        With the numbers. Never for what fits in a megabyte, which every process has.
+    """
+    if memory is None or not plans:
+        return
+    least, tensor, inputs = least_memory(plans)
+    if least > max(memory, _WIDE_BYTES):
+        rounded = -(-least // _WIDE_BYTES)
+        raise PlanError(
+            f"a memory limit of {format_bytes(memory)} is too small: `{tensor}` takes {format_bytes(least)}, for one"
+            f" block of each of its {inputs} inputs and of what is made of them",
+            hint=f"give `--memory '{rounded} MiB'` or more, or merge fewer experts or outputs at a time",
+            tensor=tensor,
+            needed=least,
+            limit=memory,
+        )
+
+
+def peak_memory(plans: Sequence[OutputPlan], workers: int, memory: int | None) -> int:
+    """Return an upper estimate of the memory of a process that builds these outputs in one run, in bytes."""
+    members = _members(plans)
+    workers = fitting_workers(plans, workers, memory)
+    kept, waiting = hold_bytes(memory), pending_bytes(memory)
     reduces = any(recipe.reduces for recipes in members.values() for recipe in recipes)
     if reduces and memory is not None:
         memory //= 2
@@ -80,7 +149,8 @@ def peak_memory(plans: Sequence[OutputPlan], workers: int, memory: int | None) -
     # inputs, so that they may together be larger than what is kept in them: twice was never exceeded in measurements.
     keeps = min(2 * kept, sum(sorted(held)[-(JOBS_AHEAD * workers + 1) :]))
     tensors = sum(len(plan.tensors) for plan in plans)
-    return _FIXED_BYTES + tensors * _TENSOR_BYTES + workers * largest + keeps
+    reducing = waiting + _TABLE_BYTES if reduces else 0
+    return _FIXED_BYTES + tensors * _TENSOR_BYTES + workers * largest + keeps + reducing
 
 
 def _inputs(recipes: Sequence[TensorRecipe]) -> list[BlockGrid]:

@@ -18,7 +18,7 @@ def non_finite(
 ) -> OperatorError:
     """Return the error for a result that is not finite: an input that is not, or an overflow of the output dtype."""
     for ref, values in inputs:
-        if values is not None and not np.isfinite(values.astype(np.float64)).all():
+        if values is not None and not _is_finite(values):
             return OperatorError(
                 f"tensor `{ref.info.name}` of source `{ref.source}` holds NaN or infinity",
                 hint='repair the source, or set `non_finite = "allow"` in the params to pass such values through',
@@ -34,6 +34,11 @@ def non_finite(
         output=plan.output.name,
         dtype=tensor.dtype,
     )
+
+
+def _is_finite(values: np.ndarray[Any, Any]) -> bool:
+    with np.errstate(invalid="ignore"):  # a signalling NaN is just what is looked for
+        return bool(np.isfinite(values.astype(np.float64)).all())
 
 
 def named(work: TensorWork, error: OperatorError) -> OperatorError:

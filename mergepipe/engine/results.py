@@ -11,12 +11,16 @@ from mergepipe.plan.values import OutputPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTensor:
-    """An output tensor whose bytes are in a pack: its action key, its digest, and packed those of its blocks."""
+    """An output tensor whose bytes are in a pack: its action key, its digest, and packed those of its blocks.
+
+    ``cached`` is whether all of its blocks came from earlier builds; a tensor without blocks is made anew.
+    """
 
     name: str
     key: bytes
     digest: bytes
     block_digests: bytes
+    cached: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from mergepipe.engine.deviation import Comparer, Comparison
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.hold import HoldPool
-from mergepipe.engine.limits import HOLD_BYTES, block_bytes, job_blocks
+from mergepipe.engine.limits import block_bytes, check_memory, fitting_workers, hold_bytes, job_blocks, pending_bytes
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
@@ -87,10 +87,11 @@ class Engine:
         self._index = index
         self._reporter = reporter
         self._options = options
-        self._store = StatisticStore(catalog)
         memory = options.memory
-        self._hold = HoldPool(HOLD_BYTES if memory is None else memory // 2)
+        self._store = StatisticStore(catalog, pending_bytes(memory))
+        self._hold = HoldPool(hold_bytes(memory))
         self._job_memory = memory
+        self._workers = options.workers
         self._recorded_at = time.monotonic()
         self._unrecorded: dict[int, Group] = {}
 
@@ -114,7 +115,7 @@ class Engine:
         shards, left = self._shards(plans)
         maker = GroupMaker(self._index, self._catalog, shards, left)
         meters = {plan.output.name: Meter() for plan in plans}
-        pool = WorkerPool(self._options.workers)
+        pool = self._pool(plans)
         try:
             with reserve(self._catalog.layout):
                 works = self._merge(graph, maker, meters, pool)
@@ -130,6 +131,18 @@ class Engine:
             return finished
         finally:
             pool.close()
+
+    def _pool(self, plans: Sequence[OutputPlan]) -> WorkerPool:
+        """Return as many workers as the memory limit allows.
+
+        Raises
+        ------
+        PlanError
+            If it is too small for one.
+        """
+        check_memory(plans, self._options.memory)
+        self._workers = fitting_workers(plans, self._options.workers, self._options.memory)
+        return WorkerPool(self._workers)
 
     def _shards(
         self, plans: Iterable[OutputPlan]
@@ -283,7 +296,7 @@ class Engine:
         """Return how many blocks a job takes: a read of good size, within the memory that is allowed."""
         grids = [work.recipe.grid for work in group.works] + [source.grid for source in group.inputs.values()]
         elements = max(grid.block_rows * grid.row_elements for grid in grids)
-        return job_blocks(elements, sum(map(block_bytes, grids)), self._options.workers, self._job_memory)
+        return job_blocks(elements, sum(map(block_bytes, grids)), self._workers, self._job_memory)
 
     def _take(self, done: JobDone, run: _Run) -> None:
         """Enter a job's results."""

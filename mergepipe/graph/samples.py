@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
 from mergepipe.digest import record_digest
+from mergepipe.errors import CacheError
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.graph.prices import block_costs, compared_slots, whole_tensor
 from mergepipe.plan.values import InputRef
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-# Bumped when samples lie elsewhere, or give other numbers.
-SAMPLES_VERSION = 1
+# Bumped when samples lie elsewhere, give other numbers, or these are written in another way. What the catalog holds of
+# samples themselves goes by its schema: where they lie elsewhere, that must change, too.
+SAMPLES_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +61,21 @@ class Estimates:
 
     @classmethod
     def decode(cls, data: bytes, count: int, blocks: int) -> Estimates:
-        """Return what `encode` wrote, of so many inputs and blocks."""
+        """Return what `encode` wrote, of so many inputs and blocks.
+
+        Raises
+        ------
+        CacheError
+            If it has another length.
+        """
         import numpy as np
 
         values, width = np.frombuffer(data, "<f8"), count * (count + 1) // 2
+        if values.size != blocks * (width + 2 * count):
+            raise CacheError(
+                "estimates in the catalog have another length than their tensor",
+                hint="run `mergepipe cache verify`, then the command again; they are taken anew where they are missing",
+            )
         squares, errors = values[blocks * width :].reshape(2, blocks, count)
         return cls(products=values[: blocks * width].reshape(blocks, width), squares=squares, errors=errors)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mergepipe.digest import format_digest
+from mergepipe.lockfile.pins import repinned
 from mergepipe.lockfile.records import (
     LOCATION_KEYS,
     UNKNOWN_DIGEST,
@@ -331,11 +332,11 @@ def _facts_differences(
 ) -> Iterator[Difference]:
     """Yield a difference for every key whose text differs, in the order of ``new``, then what only ``old`` has."""
     for key in dict.fromkeys((*new, *old)):
-        if old.get(key) != new.get(key):
+        before, after = old.get(key), new.get(key)
+        if before != after:
             joint = "." if prefix and key and not key.startswith("[") else ""
-            yield Difference(
-                entry=prefix + joint + key, old=old.get(key), new=new.get(key), reason=reason(key), kind=kind
-            )
+            why = repinned(before, after) or reason(key)
+            yield Difference(entry=prefix + joint + key, old=before, new=after, reason=why, kind=kind)
 
 
 def _list_differences(
@@ -383,9 +384,8 @@ def render_differences(differences: Sequence[Difference], path: Path, limit: int
 
 def _run_key(difference: Difference) -> str:
     """Return what neighbours that share a line have in common: the tensor table; other entries stand alone."""
-    if difference.tensor is None:
-        return difference.entry
-    return difference.entry.removesuffix(key_text(difference.tensor))
+    entry, tensor = difference.entry, difference.tensor
+    return entry if tensor is None else entry.removesuffix(key_text(tensor))
 
 
 def _line(difference: Difference) -> str:

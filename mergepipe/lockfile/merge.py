@@ -76,7 +76,7 @@ def _not_vouched_for(lock: Lockfile, *sides: Lockfile) -> Iterator[str]:
     for output in lock.outputs:
         for name, pin in output.sources.items():
             source = lock.source(name)
-            if source is None or is_sampled_pin(source.digest) == is_sampled_pin(pin):
+            if source is None or is_sampled_pin(source.digest) or not is_sampled_pin(pin):
                 continue
             if not any(side.source(name) == source and side.output(output.name) == output for side in sides):
                 yield f"output `{output.name}` may have been made from other content of source `{name}`"
@@ -87,8 +87,17 @@ def inconsistencies(lock: Lockfile) -> Iterator[str]:
 
     Every output says which content it was made from. It must be that of the source's entry, or of the output that it
     was made from; and what it was made from must be in the lock. A fingerprint and a digest of all content cannot be
-    compared, so that nothing is said of them.
+    compared; but a source's entry is its digest where any output reads it whole, and its fingerprint where none does.
+    One operator has one code and one version, since one build made all of it.
     """
+    yield from _other_content(lock)
+    yield from _other_operators(lock)
+    used = {name for output in lock.outputs for name in output.sources}
+    yield from (f"no output was made from source `{s.name}`" for s in lock.sources if s.name not in used)
+
+
+def _other_content(lock: Lockfile) -> Iterator[str]:
+    """Yield outputs that were made from other content than the lock or another output says."""
     digests = {entry.name: ("source", entry.digest) for entry in lock.sources}
     for output in lock.outputs:
         digests.setdefault(output.name, ("output", output.digest))
@@ -99,5 +108,41 @@ def inconsistencies(lock: Lockfile) -> Iterator[str]:
                 yield f"output `{output.name}` was made from `{name}`, which the lock does not have"
             elif is_sampled_pin(known) == is_sampled_pin(digest) and known != digest:
                 yield f"output `{output.name}` was made from other content of {kind} `{name}`"
-    used = {name for output in lock.outputs for name in output.sources}
-    yield from (f"no output was made from source `{s.name}`" for s in lock.sources if s.name not in used)
+    for name, (kind, known) in digests.items():
+        pins = {output.name: output.sources[name] for output in lock.outputs if name in output.sources}
+        whole = [output for output, pin in pins.items() if not is_sampled_pin(pin)]
+        if kind == "source" and is_sampled_pin(known):
+            yield from (f"output `{o}` reads source `{name}` whole, whose entry is of samples alone" for o in whole)
+            continue
+        if kind == "source" and pins and not whole:
+            yield f"the entry of source `{name}` is of all its content, and no output reads it whole"
+        sampled = {output: pin for output, pin in pins.items() if is_sampled_pin(pin)}
+        yield from _unlike(sampled, f"were made from other content of {kind} `{name}`")
+
+
+def _other_operators(lock: Lockfile) -> Iterator[str]:
+    """Yield outputs of which one build cannot have made both: their code, versions or arithmetic are not the same."""
+    code: dict[str, dict[str, bytes]] = {}
+    versions: dict[str, dict[str, int | None]] = {}
+    for output in lock.outputs:
+        versions.setdefault(output.operator, {})[output.name] = output.operator_version
+        for part in output.slices:
+            if part.operator is not None:
+                own = versions.setdefault(part.operator, {})
+                if own.setdefault(output.name, part.operator_version) != part.operator_version:
+                    yield f"output `{output.name}` was made with different versions of operator `{part.operator}`"
+        for name, digest in output.code.items():
+            code.setdefault(name, {})[output.name] = digest
+    for name, digests in sorted(code.items()):
+        yield from _unlike(digests, f"were made with different code of operator `{name}`")
+    for name, found in sorted(versions.items()):
+        yield from _unlike(found, f"were made with different versions of operator `{name}`")
+    # Where an output says nothing of it, it has what the mergepipe that made it had by default.
+    default = {output.name: output.numerics for output in lock.outputs if "numerics" not in output.params}
+    yield from _unlike(default, "were made with different arithmetic (`numerics`)")
+
+
+def _unlike(values: Mapping[str, object], what: str) -> Iterator[str]:
+    """Yield a problem of each output whose value is not that of the first one."""
+    first = next(iter(values), "")
+    yield from (f"outputs `{first}` and `{name}` {what}" for name, own in values.items() if own != values[first])

@@ -28,16 +28,25 @@ def clean_name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Every name that a base, an expert or a tokenizer can refer to, in the order of the file."""
+    """Every name that a base, an expert or a tokenizer can refer to, in the order of the file.
+
+    ``adapters`` are the sources that apply to another one.
+    """
 
     sources: tuple[str, ...]
     outputs: tuple[str, ...]
+    adapters: frozenset[str] = frozenset()
 
-    def check(self, name: str, path: KeyPath, problems: Problems) -> bool:
-        """Return whether ``name`` exists, recording at ``path`` that it does not."""
+    def check(self, name: str, path: KeyPath, problems: Problems, *, below: bool = False) -> bool:
+        """Return whether ``name`` exists, recording at ``path`` that it does not.
+
+        ``below`` asks for what an adapter can apply to: no adapter and no output is offered then.
+        """
         known = dict.fromkeys(self.sources + self.outputs)
         if name in known:
             return True
+        if below:
+            known = dict.fromkeys(source for source in self.sources if source not in self.adapters)
         known.pop(str(path[1]), None)  # the entry that refers to it cannot be what was meant
         hint = did_you_mean(name, known)
         if hint is None and ("/" in name or "\\" in name):

@@ -153,6 +153,7 @@ def _entries(top: Table, path: Path, signatures: Mapping[str, OperatorSignature]
     names = Names(
         sources=_all_names(sections["sources"], sources),
         outputs=_all_names(sections["outputs"], outputs),
+        adapters=frozenset(name for name, table in sources.items() if "on" in table),
     )
     custom = _custom_operators(sections["operators"], signatures)
     used = _operators_used(outputs)

@@ -34,7 +34,7 @@ def read_source(name: str, table: Table, names: Names) -> Source:
         )
     on = table.string("on", "the name of a source")
     if on is not None:
-        names.check(on, table.at("on"), table.problems)
+        names.check(on, table.at("on"), table.problems, below=True)
     return Source(
         name=name,
         path=path,

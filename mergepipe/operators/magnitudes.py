@@ -29,7 +29,7 @@ from mergepipe.operators.contract import Array, BlockInputs, Statistic, Statisti
 from mergepipe.operators.tables import DIGIT, DIGITS, Counter, Table, number_of
 
 # Tables that are kept decoded while a tensor's are gone through several times: about 12 bytes an entry.
-_KEPT_ENTRIES = 1 << 22
+_KEPT_ENTRIES = 1 << 19
 
 # --- the statistic ------------------------------------------------------------------------------------------------
 
@@ -183,34 +183,52 @@ def select(wanted: Mapping[Magnitudes, Sequence[int]]) -> Selecting:
     """
     searches = [_Search(statistic, rank) for statistic, ranks in wanted.items() for rank in ranks]
     asked: dict[Magnitudes, _Tables] = {}
+    room = _Room(_KEPT_ENTRIES)
     missing = list(dict.fromkeys(wanted))
     while missing:
         values = yield missing
-        asked |= {statistic: _Tables(values[statistic]) for statistic in missing}
+        asked |= {statistic: _Tables(values[statistic], room) for statistic in missing}
         missing = list(dict.fromkeys(s.next for s in searches if not s.advance(asked) and s.next is not None))
     found = iter([search.selection(asked) for search in searches])
     return {statistic: tuple(next(found) for _ in ranks) for statistic, ranks in wanted.items()}
 
 
+class _Room:
+    """How many entries may still be kept, of all tables of a tensor together."""
+
+    def __init__(self, entries: int) -> None:
+        self.entries = entries
+
+
 class _Tables:
     """The tables of a tensor's blocks, decoded as they are gone through; kept where they are few."""
 
-    def __init__(self, values: Iterable[bytes]) -> None:
+    def __init__(self, values: Iterable[bytes], room: _Room) -> None:
         self._values = values
+        self._room = room
         self._kept: list[Table] | None = None
 
     def __iter__(self) -> Iterator[Table]:
         if self._kept is not None:
             yield from self._kept
             return
-        kept: list[Table] = []
-        room = _KEPT_ENTRIES
-        for data in self._values:
-            table = Table.decode(data)
-            room -= table.keys.size + 16
-            kept.append(table) if room > 0 else kept.clear()
-            yield table
-        self._kept = kept if room > 0 else None
+        kept: list[Table] | None = []
+        taken = 0
+        try:
+            for data in self._values:
+                table = Table.decode(data)
+                size = table.keys.size + 16
+                if kept is not None and size <= self._room.entries:
+                    kept.append(table)
+                    taken, self._room.entries = taken + size, self._room.entries - size
+                else:
+                    kept = None
+                    taken, self._room.entries = 0, self._room.entries + taken
+                yield table
+            self._kept = kept
+        finally:
+            if self._kept is None:  # also where nobody wanted the rest
+                self._room.entries += taken
 
 
 class _Search:

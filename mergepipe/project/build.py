@@ -31,7 +31,7 @@ from mergepipe.plan.values import OutputPlan
 from mergepipe.project.budgets import PENDING, resolved
 from mergepipe.project.cards import CardFacts, card_facts
 from mergepipe.project.facts import Facts, KnownOutput, LastBuild, current_facts, encode_files, known_output
-from mergepipe.project.reasons import changed_reasons
+from mergepipe.project.reasons import changed_reasons, cold_reasons
 from mergepipe.project.reports import OutputReport, OutputStatus, bound_of
 from mergepipe.project.stages import Plans, record_place, tokenizer_of
 from mergepipe.publish.directory import recheck, touched_files
@@ -170,18 +170,13 @@ def _reasons(
         return ("it was not built here before",)
     cold = [source for source in plan.sources if source_pin(plan, source, index) is None]
     if cold:
-        return tuple(
-            f"output `{source}`, which it is made from, is not up to date"
-            if source in plans.stages
-            else f"source `{source}` changed on disk, or was not read before"
-            for source in cold
-        )
+        return cold_reasons(cold, known.record, index, plans.stages, declared, target)
     if plan.is_pending:
         return (PENDING,)
     if facts is None:
         return (UNREAD,)
     if facts.key() != known.key:
-        return changed_reasons(known.record, facts, declared, target) or ("its recipe changed",)
+        return changed_reasons(known.record, facts, index, declared, target) or ("its recipe changed",)
     return ()
 
 
@@ -286,7 +281,7 @@ def ready_built(prepared: Prepared, finished: FinishedOutput, index: SourceIndex
 
 def last_build(ready: Ready) -> LastBuild:
     """Return what the record tells of the build that made an output."""
-    prepared, meter = ready.prepared, ready.meter
+    prepared, meter, finished = ready.prepared, ready.meter, ready.finished
     return LastBuild(
         reasons=list(prepared.reasons),
         run={
@@ -297,6 +292,7 @@ def last_build(ready: Ready) -> LastBuild:
         },
         block_counts=block_facts(prepared.plan, meter),
         before=prepared.known.record.parts if prepared.known else None,
+        cached=[tensor.name for tensor in finished.tensors if tensor.cached] if finished else [],
     )
 
 

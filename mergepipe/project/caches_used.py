@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from mergepipe.lockfile.reader import read_lock
 from mergepipe.project.facts import known_output
 
 LOCK_NAME = "Mergefile.lock"
+_NOTE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,8 @@ def _noted(layout: CacheLayout) -> Iterator[Path]:
     """Yield the locks of the projects that build with a cache, in the order of their paths."""
     try:
         notes = sorted(layout.projects.iterdir()) if layout.projects.is_dir() else []
-        places = sorted({note.read_bytes() for note in notes if len(note.name) == 32})
+        is_note = {note: _NOTE.fullmatch(note.name) and note.is_file() and not note.is_symlink() for note in notes}
+        places = sorted({note.read_bytes() for note in notes if is_note[note]})
     except OSError as error:
         fail_storage(error, layout.projects, "look into")
     for place in places:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mergepipe.checkpoints.place import Place
 from mergepipe.digest import format_digest, record_digest
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.lockfile.records import LockedOutput
 from mergepipe.mergefile.excerpt import excerpt
+from mergepipe.mergefile.schema import Mergefile
 from mergepipe.plan.values import OutputPlan
-from mergepipe.project.stages import Plans
+from mergepipe.project.stages import Plans, shown_root
 from mergepipe.publish.card import model_card
 from mergepipe.publish.carried import CardSource, Carried, carry
 from mergepipe.publish.sidefiles import CONFIG
@@ -45,10 +46,22 @@ def card_facts(plan: OutputPlan, plans: Plans) -> CardFacts:
     """Return what an output's card says beside its plan; reads the cards of its sources, as far as there are any."""
     sources = {source.declared.name: source for source in _card_sources(plan, plans)}
     return CardFacts(
-        excerpt=excerpt(plans.mergefile, plan.output.name, plan.sources),
+        excerpt=excerpt(_without_defaults(plans.mergefile, plan), plan.output.name, plan.sources),
         locations={name: _location(name, plans) for name in plan.sources},
         carried=carry(tuple(sources.values())),
     )
+
+
+def _without_defaults(mergefile: Mergefile, plan: OutputPlan) -> Mergefile:
+    """Return the Mergefile without a tokenizer that is as it would be if nothing was said.
+
+    A manifest does not tell the two apart, and a replay must write the same card.
+    """
+    output = mergefile.outputs[plan.output.name]
+    if output.write.tokenizer != plan.definer:
+        return mergefile
+    output = replace(output, write=replace(output.write, tokenizer=None))
+    return replace(mergefile, outputs={**mergefile.outputs, output.name: output})
 
 
 def output_card(
@@ -75,7 +88,7 @@ def _card_sources(plan: OutputPlan, plans: Plans) -> Iterator[CardSource]:
         declared, checkpoint = plans.mergefile.sources[name], plans.checkpoints[name]
         card = SourceCard()
         if checkpoint.is_folder or checkpoint.adapter is not None:
-            place = Place(label=name, root=checkpoint.root, shown=declared.path or name)
+            place = Place(label=name, root=checkpoint.root, shown=shown_root(plans.mergefile, checkpoint))
             card = read_source_card(place)
         own = checkpoint.config if checkpoint.adapter is None else {}  # an adapter's is that of what it applies to
         origin = own.get("_name_or_path")

@@ -22,7 +22,7 @@ from mergepipe.lockfile.diff import EMPTY_LOCK, manifest_side
 from mergepipe.lockfile.diff_values import Side
 from mergepipe.lockfile.manifest import MANIFEST_NAME, parse_manifest
 from mergepipe.lockfile.reader import parse_lock
-from mergepipe.project.git import GitError, Repository
+from mergepipe.project.git import UNSHALLOW, GitError, Repository
 
 LOCK_NAME = "Mergefile.lock"
 _REVISION = "rev:"
@@ -100,7 +100,7 @@ class Sides:
             repository = Repository.at(self._find_lock().parent)
             for name in (old, new):
                 if repository.commit(name) is None:
-                    raise _unknown(name, None)
+                    raise _unknown(name, None, repository)
             old = repository.merge_base(old, new)
         return f"{_REVISION}{old}", f"{_REVISION}{new}"
 
@@ -144,7 +144,7 @@ class Sides:
 
     def _of_revision(self, name: str, repository: Repository, lock: Path, path: Path | None = None) -> Side:
         if repository.commit(name) is None:
-            raise _unknown(name, path)
+            raise _unknown(name, path, repository)
         inner = f"{name}:./{lock.name}"
         if repository.kind(inner) != "blob":
             place = _in_repository(lock, repository)
@@ -164,7 +164,7 @@ class Sides:
         if kind != "blob":
             revision, _, inside = name.partition(":")
             if revision and repository.commit(revision) is None:
-                raise _unknown(revision, path)
+                raise _unknown(revision, path, repository)
             what = "is a folder without one" if kind else "is not there"
             where = f"in the revision `{revision}`" if revision else "in the index"
             raise DiffError(
@@ -178,12 +178,15 @@ class Sides:
 _RECORDS = (MANIFEST_NAME, LOCK_NAME)
 
 
-def _unknown(name: str, path: Path | None) -> DiffError:
+def _unknown(name: str, path: Path | None, repository: Repository) -> DiffError:
+    shallow = f"this clone is shallow, and may lack it: {UNSHALLOW}" if repository.is_shallow() else None
     if path is None:
-        return DiffError(f"`{name}` is not a git revision", hint="`git log --oneline` lists them", revision=name)
+        hint = shallow or "`git log --oneline` lists them"
+        return DiffError(f"`{name}` is not a git revision", hint=hint, revision=name)
+    hint = "name a lockfile, a manifest, an output directory, or a revision such as `HEAD~1` or `main`"
     return DiffError(
         f"`{name}` is neither a file or directory nor a git revision",
-        hint="name a lockfile, a manifest, an output directory, or a revision such as `HEAD~1` or `main`",
+        hint=hint if shallow is None else f"{hint}; {shallow}",
         path=name,
     )
 

@@ -28,6 +28,7 @@ from mergepipe.fsio.durable import remove_tree
 from mergepipe.lockfile.reader import read_lock
 from mergepipe.mergefile.schema import Budget, Output
 from mergepipe.project.session import Project
+from mergepipe.project.sweep_budgets import budget_label
 
 _PREFIX = ".mergepipe-sweep-"
 _MODELS = "-models"  # behind the name of the cache; beside it, for an output must not lie in a cache
@@ -76,7 +77,7 @@ class Command:
 def evaluated(
     project: Project, output: Output, budgets: Sequence[Budget], command: Command
 ) -> dict[str, Mapping[str, float]]:
-    """Build an output with each budget, run a command on it, and return its figures by the budget's text.
+    """Build an output with each budget, run a command on it, and return its figures by the budget's label.
 
     Raises
     ------
@@ -86,9 +87,10 @@ def evaluated(
     figures: dict[str, Mapping[str, float]] = {}
     with EvaluatedProject(project).workspace() as place:
         for budget in budgets:
+            label = budget_label(budget)
             with place.built(output, budget) as model:
-                place.say(f"running `{command.words[0]}` on the model of {budget.text()}")
-                figures[budget.text()] = run_command(command, model, budget.text())
+                place.say(f"running `{command.words[0]}` on the model of {label}")
+                figures[label] = run_command(command, model, label)
     return figures
 
 

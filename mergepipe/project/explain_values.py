@@ -74,7 +74,8 @@ class BuildState:
         ``unbuilt``: no build made it yet. ``rebuilt``, ``reused``: what the last build that changed the output did.
         ``stale``, ``unchanged``: what the next build would do, because the output is not what it should be.
     change
-        The first part of its action key that differs from the build before.
+        The first part of its action key that differs from the build before. A tensor that was ``reused`` may have one:
+        then its blocks came from the cache all the same.
     """
 
     state: str
@@ -120,7 +121,8 @@ class LastBuildFacts:
     blocks
         Output blocks: ``total``, ``computed``, ``cached``, ``copied``.
     tensors
-        How many tensors were ``rebuilt``, and how many ``reused``: their action keys were those of the build before.
+        How many tensors were ``rebuilt``, and how many ``reused``: their action keys were those of the build before, or
+        all of their blocks came from the cache.
     """
 
     reasons: tuple[str, ...]

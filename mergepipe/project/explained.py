@@ -151,7 +151,8 @@ def build_state(prepared: steps.Prepared, now: BuildParts, tensor: str) -> Build
     if record.parts is None or record.last is None or tensor not in record.parts.tensors:
         return BuildState(state="rebuilt", change=Change(part="recipe"))
     change = first_change(record.last.before, record.parts, tensor)
-    return BuildState(state="reused" if change == UNCHANGED else "rebuilt", change=change)
+    reused = change == UNCHANGED or tensor in record.last.cached
+    return BuildState(state="reused" if reused else "rebuilt", change=change)
 
 
 def last_build_facts(prepared: steps.Prepared) -> LastBuildFacts | None:
@@ -159,8 +160,9 @@ def last_build_facts(prepared: steps.Prepared) -> LastBuildFacts | None:
     record = prepared.known.record if prepared.known is not None else None
     if record is None or record.last is None or record.parts is None:
         return None
-    changes = [first_change(record.last.before, record.parts, name) for name in record.parts.tensors]
-    reused = sum(change == UNCHANGED for change in changes)
+    cached, parts = frozenset(record.last.cached), record.parts
+    changes = {name: first_change(record.last.before, parts, name) for name in parts.tensors}
+    reused = sum(name in cached or change == UNCHANGED for name, change in changes.items())
     return LastBuildFacts(
         reasons=tuple(record.last.reasons),
         run=dict(record.last.run),

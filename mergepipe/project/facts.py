@@ -72,12 +72,14 @@ class LastBuild(msgspec.Struct, frozen=True):
 
     ``reasons`` is why it was made, in words; ``run`` are the bytes that were moved, ``block_counts`` the output blocks
     by what became of them; ``before`` are the parts of its tensors' keys in the build before, where there was one.
+    ``cached`` are the tensors all of whose blocks came from earlier builds, whatever became of their keys.
     """
 
     reasons: list[str]
     run: dict[str, int]
     block_counts: dict[str, int]
     before: BuildParts | None = None
+    cached: list[str] = []  # msgspec copies it
 
 
 class PublishedRecord(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from mergepipe.operators.contract import Operator
 from mergepipe.plan.output import plan_output
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.stages import Plans, Stage, make_stage, record_place
-from mergepipe.publish.directory import check_place
+from mergepipe.publish.directory import ANOTHER_PATH, check_place
 
 
 def select_outputs(mergefile: Mergefile, names: Sequence[str]) -> tuple[Output, ...]:
@@ -222,9 +222,20 @@ def _overlap(first: Path, second: Path) -> bool:
 
 
 def check_overlap(
-    target: Path, name: str, root: Path, checkpoints: Mapping[str, Checkpoint], cache: Path
+    target: Path,
+    name: str,
+    root: Path,
+    checkpoints: Mapping[str, Checkpoint],
+    cache: Path,
+    *,
+    another: str = ANOTHER_PATH,
 ) -> None:
     """Check that an output directory is, holds and lies in no source, and does not hold the project or its cache.
+
+    Parameters
+    ----------
+    another
+        How another place is chosen, for hints.
 
     Raises
     ------
@@ -243,7 +254,7 @@ def check_overlap(
                 raise PublishError(
                     f"output `{name}` would be written to `{target}`, which overlaps with source `{source}`"
                     f" (`{folder}`)",
-                    hint="choose another `path` for the output; sources are never written to, even with `--force`",
+                    hint=f"{another}; sources are never written to, even with `--force`",
                     output=name,
                     source=source,
                     path=str(target),

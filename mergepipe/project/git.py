@@ -16,6 +16,8 @@ from mergepipe.errors import MergepipeError
 
 _PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
 _CONFIG_ABSENT = (1, 5)
+UNSHALLOW = "`git fetch --unshallow` gets the rest (in CI, such as `fetch-depth: 0` of actions/checkout)"
+"""What to do where history is missing, for hints."""
 
 
 class GitError(MergepipeError):
@@ -104,6 +106,10 @@ class Repository:
         """Return the full name of the commit that a revision is, None if it is none."""
         return self._object(f"{revision}^{{commit}}")
 
+    def is_shallow(self) -> bool:
+        """Return whether it is a clone without all of its history."""
+        return _ask(self.directory, "rev-parse", "--is-shallow-repository").out.strip() == b"true"
+
     def merge_base(self, one: str, other: str) -> str:
         """Return the short name of the commit where two revisions parted.
 
@@ -116,7 +122,7 @@ class Repository:
         if answer.code:
             raise GitError(
                 f"`{one}` and `{other}` have no commit in common",
-                hint="a shallow clone may lack it: `git fetch --unshallow` gets the rest",
+                hint=f"a shallow clone may lack it: {UNSHALLOW}",
             )
         commit = answer.out.decode("ascii", "replace").strip()
         short = _ask(self.directory, "rev-parse", "--short", commit)

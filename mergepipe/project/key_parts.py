@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import msgspec
 
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.digest import format_digest
+from mergepipe.digest import format_digest, is_sampled_pin, sampled_pin
 from mergepipe.graph.inputs import slot_digest
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 from mergepipe.signatures import Scalar
 
+_WHOLE, _SAMPLED = "read whole", "known by samples"
 _DIGEST = re.compile(r"((?:sample:)?b3:[0-9a-f]{12})[0-9a-f]{52}")
 
 
@@ -33,8 +34,9 @@ class TensorParts(msgspec.Struct, frozen=True, array_like=True):
     """The parts of one tensor's action key.
 
     ``params`` is a place in `BuildParts.params`; ``inputs`` are a role (``base`` or ``expert``), a source, and the
-    digest of its tensor, in slot order; ``access`` is empty where every block is read; ``form`` is dtype, shape and
-    work dtype of the result in words.
+    digest of its tensor, in slot order; where blocks are never read the digest of what is known of it, as a pin that is
+    a fingerprint. ``access`` is empty where every block is read; ``form`` is dtype, shape and work dtype of the result
+    in words.
     """
 
     operator: str
@@ -60,9 +62,10 @@ class Change:
     Attributes
     ----------
     part
-        ``operator``, ``code``, ``parameter``, ``input``, ``access``, ``geometry``, ``form``; ``unknown`` for an input
-        whose content is not known any more; ``recipe`` where the inputs come in another order; ``none`` where nothing
-        differs; ``first`` where there is nothing to compare with.
+        ``operator``, ``code``, ``parameter``, ``input``, ``access``, ``samples``, ``geometry``, ``form``; ``samples``
+        where an input is known by samples and was read whole before, or the other way round, so that its content cannot
+        be compared; ``unknown`` for an input whose content is not known any more; ``recipe`` where the inputs come in
+        another order; ``none`` where nothing differs; ``first`` where there is nothing to compare with.
     subject
         What it is about: a source, a parameter, or None.
     before, after
@@ -88,6 +91,9 @@ class Change:
             return
         if self.part == "unknown":
             yield f"input `{self.subject}`: it changed on disk, or was not read before"
+            return
+        if self.part == "samples":
+            yield f"the budget changed: input `{self.subject}` was {self.before}, and is {self.after} now"
             return
         yield self._what()
         before, after = shortened(self.before), shortened(self.after)
@@ -180,6 +186,8 @@ def _inputs(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> list[tu
         if ref is None or (slot == 0 and tensor.anchored and tensor.common_rows is None and tensor.access is None):
             continue
         digest = slot_digest(ref, index) or b""
+        if digest and ref.levels is not None:
+            digest = sampled_pin(digest)
         found.append(("expert", members[slot - 1], digest) if slot else ("base", ref.source, digest))
     return found
 
@@ -201,6 +209,7 @@ def _changes(old: BuildParts, before: TensorParts, new: BuildParts, after: Tenso
     yield from _input_changes(before, after)
     if before.access != after.access:
         yield Change(part="access", before=_digest(before.access), after=_digest(after.access))
+    yield from _pin_changes(before, after)
     if old.geometry != new.geometry:
         yield Change(part="geometry", before=str(old.geometry), after=str(new.geometry))
     if before.form != after.form:
@@ -235,13 +244,37 @@ def scalar_text(value: Scalar) -> str:
 
 def _input_changes(before: TensorParts, after: TensorParts) -> Iterator[Change]:
     """Yield the inputs that are others, by role and source; then an order that is another."""
-    old = {(role, source): digest for role, source, digest in before.inputs}
-    new = {(role, source): digest for role, source, digest in after.inputs}
+    old, new = _by_place(before), _by_place(after)
     for place in dict.fromkeys((*new, *old)):
-        if old.get(place) != new.get(place):
-            then, now = old.get(place, b""), new.get(place, b"")
+        then, now = old.get(place, b""), new.get(place, b"")
+        if (place in old, then) != (place in new, now) and _comparable(then, now, before.access == after.access):
             part = "unknown" if place in new and not now else "input"
             yield Change(part=part, subject=place[1], before=_digest(then), after=_digest(now))
     if old == new and before.inputs != after.inputs:
         order = [", ".join(source for _, source, _ in side.inputs) for side in (before, after)]
         yield Change(part="recipe", before=order[0], after=order[1])
+
+
+def _by_place(parts: TensorParts) -> dict[tuple[str, str], bytes]:
+    return {(role, source): digest for role, source, digest in parts.inputs}
+
+
+def _comparable(then: bytes, now: bytes, same_blocks: bool) -> bool:
+    """Return whether two digests that differ tell of other content.
+
+    A digest of all content and one of a part do not; nor do those of different parts.
+    """
+    if not then or not now:
+        return True
+    kinds = is_sampled_pin(then), is_sampled_pin(now)
+    return same_blocks if all(kinds) else not any(kinds)
+
+
+def _pin_changes(before: TensorParts, after: TensorParts) -> Iterator[Change]:
+    """Yield the inputs of which other things are known than before: all, or samples and the blocks that are read."""
+    old = _by_place(before)
+    for place, now in _by_place(after).items():
+        then = old.get(place, b"")
+        if then and now and is_sampled_pin(then) != is_sampled_pin(now):
+            words = [_SAMPLED if is_sampled_pin(pin) else _WHOLE for pin in (then, now)]
+            yield Change(part="samples", subject=place[1], before=words[0], after=words[1])

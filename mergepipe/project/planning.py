@@ -9,7 +9,7 @@ from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.speeds import recorded_seconds
 from mergepipe.digest import format_digest
-from mergepipe.engine.limits import hold_bytes, peak_memory
+from mergepipe.engine.limits import check_memory, hold_bytes, peak_memory
 from mergepipe.engine.meter import Meter
 from mergepipe.lockfile.assemble import finite
 from mergepipe.plan.access import OMITTED
@@ -78,6 +78,7 @@ def plan_report(
         for plan in resolved
     }
     made = [plan for plan in resolved if not forecasts[plan.output.name].unchanged]
+    check_memory(made, memory)
     runs = [[plan for plan in level if not forecasts[plan.output.name].unchanged] for level in _levels(plans, prepared)]
     seconds = [times[plan.output.name].seconds for plan in made]
     known = [value for value in seconds if value is not None]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mergepipe.digest import format_digest
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.digest import format_digest, is_sampled_pin, sampled_pin
 from mergepipe.errors import LockError
 from mergepipe.lockfile.compare import Difference, declared_differences
 from mergepipe.lockfile.reader import parse_lock
@@ -26,13 +27,17 @@ _FACT_OF = {  # by the beginning of an entry; whatever is not here is a paramete
 }
 
 
-def changed_reasons(record: PublishedRecord, new: Facts, declared: LockedOutput, place: Path) -> tuple[str, ...]:
+def changed_reasons(
+    record: PublishedRecord, new: Facts, index: SourceIndex, declared: LockedOutput, place: Path
+) -> tuple[str, ...]:
     """Return in words which facts differ from those of the build before, each with what changed of it.
 
     Parameters
     ----------
     record
         Of the output as it was built.
+    index
+        What is known of sources beside the pins that ``new`` goes by.
     declared
         The output as it is declared now.
     place
@@ -40,7 +45,7 @@ def changed_reasons(record: PublishedRecord, new: Facts, declared: LockedOutput,
     """
     old = record.facts
     details = _details(record.lock, declared, place)
-    reasons = [_source_reason(name, old, new) for name in sorted({*old.sources, *new.sources})]
+    reasons = [_source_reason(name, old, new, index) for name in sorted({*old.sources, *new.sources})]
     reasons += [
         _joined(words, details.get(name, ()))
         for name, words in FACT_WORDS.items()
@@ -52,12 +57,64 @@ def changed_reasons(record: PublishedRecord, new: Facts, declared: LockedOutput,
     return found or ((FACT_WORDS[alone],) if alone else ())
 
 
-def _source_reason(name: str, old: Facts, new: Facts) -> str:
+def cold_reasons(
+    cold: Sequence[str],
+    record: PublishedRecord,
+    index: SourceIndex,
+    stages: Container[str],
+    declared: LockedOutput,
+    place: Path,
+) -> tuple[str, ...]:
+    """Return in words why an output must be built anew some of whose sources are not known as its budget asks.
+
+    A source whose content is known, and is what it was, is no reason: then the budget is, which reads other things of
+    it. What is declared otherwise than before is named, too.
+
+    Parameters
+    ----------
+    cold
+        The sources.
+    stages
+        Names of outputs of the project.
+    """
+    details = _details(record.lock, declared, place)
+    found = [_cold_reason(name, record.facts, index, stages) for name in cold]
+    found += [_joined(words, details[name]) for name, words in FACT_WORDS.items() if name in details]
+    return tuple(filter(None, found)) or tuple(f"source `{name}` was not read as its budget asks" for name in cold)
+
+
+def _cold_reason(name: str, old: Facts, index: SourceIndex, stages: Container[str]) -> str:
+    if name in stages:
+        return f"output `{name}`, which it is made from, is not up to date"
+    before = old.sources.get(name)
+    now = None if before is None else _same_kind(before, name, index)
+    if before is None or now is None:
+        return f"source `{name}` changed on disk, or was not read before"
+    return "" if now == before else _other_content(name, before, now)
+
+
+def _same_kind(pin: bytes, name: str, index: SourceIndex) -> bytes | None:
+    """Return the pin that a source has now of the kind that it had; None while that is not known."""
+    if not is_sampled_pin(pin):
+        return index.digest(name)
+    fingerprint = index.fingerprint(name)
+    return None if fingerprint is None else sampled_pin(fingerprint)
+
+
+def _source_reason(name: str, old: Facts, new: Facts, index: SourceIndex) -> str:
     before, after = old.sources.get(name), new.sources.get(name)
     if before == after:
         return ""
     if before is None or after is None:
         return f"source `{name}` is new or gone"
+    if is_sampled_pin(before) == is_sampled_pin(after):
+        return _other_content(name, before, after)
+    # What is read of it changed; whether its content did is known where a build read it both ways.
+    known = _same_kind(before, name, index)
+    return "" if known in (None, before) else _other_content(name, before, known or after)
+
+
+def _other_content(name: str, before: bytes, after: bytes) -> str:
     texts = (shortened(format_digest(digest)) for digest in (before, after))
     return f"source `{name}` has other content: {' -> '.join(map(str, texts))}"
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 DIRECTORY = "replayed"
 """Where outputs go that no directory is given for: below it under their names."""
 _SCRATCH = ".mergepipe-replay-"
+_ANOTHER = "choose another directory with `--out DIR`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,9 +295,9 @@ def _check_out(out: Path, remade: Remade, scratch: Path, *, force: bool) -> None
             hint=f"choose a directory of its own, such as `--out {name}`",
             path=str(out),
         )
-    check_overlap(out, name, scratch, remade.plans.checkpoints, scratch / _SCRATCH)
+    check_overlap(out, name, scratch, remade.plans.checkpoints, scratch / _SCRATCH, another=_ANOTHER)
     recover_output(out)
-    check_target(out, force=force)
+    check_target(out, force=force, another=_ANOTHER)
     if not force and out.is_dir() and any(out.iterdir()):
         with contextlib.suppress(MergepipeError):
             if read_manifest(out)[0].output.digest == remade.manifest.output.digest:
@@ -304,7 +305,7 @@ def _check_out(out: Path, remade: Remade, scratch: Path, *, force: bool) -> None
                 return
         raise PublishError(
             f"the directory `{out}` holds another output",
-            hint="choose another one with `--out DIR`, or use `--force` to replace it",
+            hint=f"{_ANOTHER}, or use `--force` to replace it",
             path=str(out),
         )
 

@@ -167,7 +167,6 @@ def remake(manifest: Manifest, path: Path, places: Places, *, geometry: Geometry
     tensors = {stage.output.name: stage.tensors for stage in manifest.stages} | {output.name: manifest.tensors}
     found = tuple(_with_access(plan, records[plan.output.name], tensors[plan.output.name]) for plan in plans.plans)
     by_name = {plan.output.name: plan for plan in found}
-    plans = replace(plans, mergefile=_without_defaults(mergefile, found))
     stages = {name: replace(s, plan=by_name.get(name, s.plan)) for name, s in plans.stages.items()}
     raise_collected(e for p in found for e in plan_errors(p, records[p.output.name], tensors[p.output.name]))
     return Remade(
@@ -177,16 +176,6 @@ def remake(manifest: Manifest, path: Path, places: Places, *, geometry: Geometry
         records=records,
         tensors=tensors,
     )
-
-
-def _without_defaults(mergefile: Mergefile, plans: Iterable[OutputPlan]) -> Mergefile:
-    """Return the Mergefile without the tokenizers that are as they would be if nothing was said."""
-    outputs = dict(mergefile.outputs)
-    for plan in plans:
-        if plan.output.write.tokenizer == plan.definer:
-            write = replace(plan.output.write, tokenizer=None)
-            outputs[plan.output.name] = replace(outputs[plan.output.name], write=write)
-    return replace(mergefile, outputs=outputs)
 
 
 # --- sources ------------------------------------------------------------------------------------------------------
@@ -206,7 +195,8 @@ def _open(
         if source.on is not None and source.on not in checkpoints:
             continue  # what it applies to cannot be read, which is reported
         try:
-            checkpoints[name] = open_settled(path, source, checkpoints)
+            shown = replace(source, path=str(path)) if name in given else source  # for messages
+            checkpoints[name] = open_settled(path, shown, checkpoints)
             errors += _size_errors(checkpoints[name], records.get(name))
         except MergepipeError as error:
             errors.append(error)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.engine.limits import hold_bytes
+from mergepipe.engine.limits import check_memory, hold_bytes
 from mergepipe.errors import MergepipeError, StorageError, raise_collected
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.build import Prepared
@@ -101,7 +101,9 @@ def _size(plan: OutputPlan) -> int:
 def room_for_build(
     plans: Plans, prepared: Mapping[str, Prepared], index: SourceIndex, catalog: Catalog, memory: int | None
 ) -> Mapping[str, Forecast]:
-    """Refuse a build of these outputs for which there is no room (`check_room`), before anything is read.
+    """Refuse a build of these outputs for which there is no room on a disk or in memory, before anything is read.
+
+    See `check_room` and `mergepipe.engine.limits.check_memory`.
 
     Returns
     -------
@@ -111,6 +113,7 @@ def room_for_build(
     if all(is_settled(one) for one in prepared.values()):
         return {}
     forecasts = forecast(plans, prepared, index, catalog, hold_bytes(memory)).outputs
+    check_memory([plan for plan in plans.plans if not forecasts[plan.output.name].unchanged], memory)
     check_room(disk_space(plans, forecasts, catalog.layout.root))
     return forecasts
 

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 PASSWORD_VARIABLE = "MERGEPIPE_SIGN_PASSWORD"  # noqa: S105 - the name of a variable
 _CHANGED = re.compile(r"Hash mismatch for '(.+?)':")
+_LARGEST = 64 << 20  # bytes; a signature has some 200 for each file
 _INSTALL = "pip install 'mergepipe[sign]'"
 
 
@@ -69,6 +71,7 @@ class Signer:
         secret: Any = None if password is None else password.encode()  # the package asks for text, and takes bytes
         try:
             public = serialization.load_pem_private_key(key.read_bytes(), secret).public_key()
+            _check_elliptic(public)
             self._public = public.public_bytes(
                 serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
             )
@@ -128,7 +131,7 @@ class Signer:
             statement = json.loads(_payload(directory / SIGNATURE))
             digests = {entry["name"]: entry["digest"] for entry in statement["predicate"]["resources"]}
             manifest = sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
             return False
         if set(digests) != set(names) or digests[MANIFEST_NAME] != manifest:
             return False
@@ -139,7 +142,7 @@ class Signer:
                 _verify(directory, _verifier(key).set_hashing_config(_unhashed()))
             except _SignatureHoldsError:
                 return True
-            except _refusals():
+            except (*_refusals(), RecursionError, MemoryError):
                 return False
         return False
 
@@ -154,8 +157,10 @@ def check_public_key(path: Path) -> None:
     """
     _require()
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
 
     try:
+        _check_elliptic(serialization.load_pem_public_key(path.read_bytes()))
         _verifier(path)
     except (OSError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
         raise _key_error(path, "public", error) from error
@@ -173,6 +178,8 @@ def signature_problem(directory: Path, names: Sequence[str], public_key: Path) -
     hashed = _hashing(names).set_allow_symlinks(True)  # a copy may consist of links, as in the hub's cache
     try:
         _verify(directory, _verifier(public_key).set_hashing_config(hashed))
+    except (RecursionError, MemoryError):
+        return "cannot be read: it is nested more deeply than any signature is"
     except _refusals() as error:
         return f"is not a signature of these files by this key{_reason(str(error))}"
     return None
@@ -244,7 +251,40 @@ def _verifier(public_key: Path) -> verifying.Config:
     return config.use_elliptic_key_verifier(public_key=public_key)
 
 
+def _check_elliptic(public: object) -> None:
+    """Raise a `ValueError` for a key of another kind, by its public half."""
+    from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa
+
+    kinds = {
+        rsa.RSAPublicKey: "an RSA key",
+        dsa.DSAPublicKey: "a DSA key",
+        ed25519.Ed25519PublicKey: "an Ed25519 key",
+        ed448.Ed448PublicKey: "an Ed448 key",
+    }
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        found = next((name for kind, name in kinds.items() if isinstance(public, kind)), "one of another kind")
+        raise ValueError(f"it is {found}")  # noqa: TRY004 - like everything else that is wrong with a key
+
+
+def _check_readable(signature: Path) -> None:
+    """Check that a signature is a file, and no larger than any is: it is read as a whole.
+
+    Raises
+    ------
+    OSError
+        If it is not there.
+    ValueError
+        If it is not such a file.
+    """
+    status = signature.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a file")
+    if status.st_size > _LARGEST:
+        raise ValueError(f"it has {status.st_size:,} bytes, more than any signature")
+
+
 def _verify(directory: Path, config: verifying.Config) -> None:
+    _check_readable(directory / SIGNATURE)
     with contextlib.redirect_stdout(io.StringIO()):  # the package prints warnings where results go
         config.verify(directory, directory / SIGNATURE)
 
@@ -279,6 +319,7 @@ def _unhashed() -> hashing.Config:
 
 def _payload(path: Path) -> bytes:
     """Return the signed statement of a bundle, as it stands: whether it was signed is another question."""
+    _check_readable(path)
     return base64.b64decode(json.loads(path.read_bytes())["dsseEnvelope"]["payload"])
 
 

@@ -150,5 +150,11 @@ def _folder(
         checkpoint = checkpoint.adapter.on
     if checkpoint is None or not checkpoint.is_folder:
         return None
-    shown = mergefile.sources[checkpoint.label].path or str(checkpoint.root)
-    return Place(label=checkpoint.label, root=checkpoint.root, shown=shown)
+    return Place(label=checkpoint.label, root=checkpoint.root, shown=shown_root(mergefile, checkpoint))
+
+
+def shown_root(mergefile: Mergefile, checkpoint: Checkpoint) -> str:
+    """Return what messages call a source's folder: as it is declared, unless it was read from somewhere else."""
+    declared, path = mergefile.sources[checkpoint.label].path, mergefile.source_path(checkpoint.label)
+    is_there = path is not None and os.path.normpath(path) == os.path.normpath(checkpoint.root)
+    return declared if declared is not None and is_there else str(checkpoint.root)

@@ -19,7 +19,7 @@ from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
 from mergepipe.project.gather import make_plans, open_sources, select_outputs
 from mergepipe.project.session import Project
-from mergepipe.project.sweep_budgets import as_budgets
+from mergepipe.project.sweep_budgets import as_budgets, budget_label
 from mergepipe.project.sweep_map import reading_map
 from mergepipe.project.sweep_points import Update, sweep_point
 from mergepipe.project.sweep_report import OwnBudget, SweepReport
@@ -62,8 +62,8 @@ class SweptProject(Project):
             return report
         from mergepipe.project.evaluate import evaluated
 
-        by_text = {budget.text(): budget for budget in wanted}
-        found = evaluated(self, output, [by_text[point.budget] for point in report.points], command)
+        by_label = {budget_label(budget): budget for budget in wanted}
+        found = evaluated(self, output, [by_label[point.budget] for point in report.points], command)
         points = tuple(replace(point, figures=found[point.budget]) for point in report.points)
         return replace(report, points=points)
 
@@ -163,4 +163,6 @@ def _own(output: Output, reading: Reading) -> OwnBudget | None:
     if output.budget is None or output.budget.is_full_read:
         return None
     cut = reading.order.cut(reading.order.count(output.budget, reading.expert_bytes))
-    return OwnBudget(budget=output.budget.text(), expert_bytes=cut.planned_bytes + reading.plan.adapter_bytes)
+    return OwnBudget(
+        budget=budget_label(output.budget), expert_bytes=cut.planned_bytes + reading.plan.adapter_bytes
+    )

@@ -94,7 +94,7 @@ class SweepPoint:
     Attributes
     ----------
     budget
-        As it is written in a lock: ``25%``, ``1048576 B``, ``full``.
+        Its label: ``25%``, ``500 KB``, ``full``. As it is written in a lock, but for sizes, which have bytes there.
     expert_bytes
         What a build with it reads of experts to merge, adapters among it.
     blocks

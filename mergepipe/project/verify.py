@@ -376,5 +376,13 @@ class VerifiedProject(Project):
 
     @contextmanager
     def _cache(self) -> Iterator[Catalog]:
-        with self._writing() as (catalog, _):
+        """Open the project's cache, or where nothing can be written into it one that is removed again."""
+        root = self._layout.root
+        existing = next(folder for folder in (root, *root.parents) if os.path.lexists(folder))
+        if os.access(existing, os.W_OK):
+            with self._writing() as (catalog, _):
+                yield catalog
+            return
+        self._reporter.note(f"nothing can be written to the cache `{self._shown(root)}`: a temporary one is used")
+        with temporary_cache(self._geometry) as catalog:
             yield catalog

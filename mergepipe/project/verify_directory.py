@@ -20,9 +20,10 @@ from mergepipe.lockfile.records import LockedSideFile
 from mergepipe.project.verify_report import Problem
 from mergepipe.project.verify_shards import ExpectedTensor, ShardToCheck, open_regular, unreadable
 from mergepipe.publish.card import CARD
-from mergepipe.publish.directory import SIGNATURE, is_weight_name
+from mergepipe.publish.directory import INDEX, SIGNATURE, is_weight_name
 
 COPY_AGAIN = "copy it again from where it came from"
+_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _CHUNK = 1 << 20
 _BYTE = re.compile(r"\(byte (\d+)\)")
 
@@ -204,11 +205,21 @@ def _look_for_others(check: DirectoryCheck, manifest: Manifest) -> None:
             if relative in ours:
                 continue
             check.others += 1
-            if is_weight_name(relative):
+            if _is_loaded(relative, manifest):
                 what = "is not part of the output, and loaders may take it for weights"
                 check.problems.append(
                     Problem(kind="extra", where=check.where(relative), what=what, hint="remove it, or move it away")
                 )
+
+
+def _is_loaded(name: str, manifest: Manifest) -> bool:
+    """Return whether loaders of a model folder would take a file that is not the output's for weights.
+
+    They look for adapters by name, and some take every safetensors file where no index says which.
+    """
+    if is_weight_name(name) or name in _ADAPTERS:
+        return True
+    return INDEX not in manifest.files and "/" not in name and name.endswith(".safetensors")
 
 
 def _expected_shards(check: DirectoryCheck, manifest: Manifest) -> Iterator[ShardToCheck]:

@@ -182,6 +182,11 @@ def _source(entry: LockedSource, vouchers: Sequence[Voucher], mergefile: Mergefi
 
 def _lines(shown: str, text: str, expected: str, hint: str) -> Iterator[Problem]:
     """Yield the lines of a text that are not those that are expected."""
+    if not text.endswith("\n"):
+        last = text.count("\n") + 1
+        what = "the newline at the end is missing"
+        yield Problem(kind="lock", where=f"{shown}:{last}", what=what, hint=RESTORE, facts={"line": last})
+        text += "\n"
     if text == expected:
         return
     found, wanted = text.split("\n"), expected.split("\n")
@@ -199,12 +204,16 @@ def _lines(shown: str, text: str, expected: str, hint: str) -> Iterator[Problem]
 
 def _line(shown: str, index: int, found: Sequence[str], wanted: Sequence[str], hint: str) -> Problem:
     got, expected = (lines[index] if index < len(lines) else "" for lines in (found, wanted))
-    what = f"is {_shown(got)} and should be {_shown(expected)}"
+    start = next((at for at, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), 0)
+    what = f"is {_shown(got, start)} and should be {_shown(expected, start)}"
     facts = {"line": index + 1, "got": got, "expected": expected}
     return Problem(kind="lock", where=f"{shown}:{index + 1}", what=what, hint=hint, facts=facts)
 
 
-def _shown(line: str) -> str:
+def _shown(line: str, start: int) -> str:
+    """Return a line as messages show it: of a long one the part in which it begins to differ."""
     if not line:
         return "an empty line"
-    return f"`{line}`" if len(line) <= _SHOWN else f"`{line[:_SHOWN]}...`"
+    first = 0 if start < _SHOWN // 2 else start - _SHOWN // 2
+    dots = "..." if first else "", "..." if len(line) > first + _SHOWN else ""
+    return f"`{dots[0]}{line[first : first + _SHOWN]}{dots[1]}`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -111,6 +111,8 @@ def _add(
     if tensors is None and recorded is not None:
         try:
             tensors = _as_recorded(path, recorded)
+        except FileNotFoundError:
+            return  # it was pruned meanwhile
         except OSError as error:
             found.problems.append(unreadable(where, error, missing=hint, damaged=hint))
         except (FormatError, KeyError):
@@ -160,10 +162,16 @@ def _same_file(first: Path, second: Path) -> bool:
 def check_packs(
     check: PackCheck, cached: Sequence[CheckedShard], published: Sequence[ShardToCheck], shards: Sequence[CheckedShard]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with an output's packs: those that were hashed, and those that are published files."""
+    """Yield what is wrong with an output's packs: those that were hashed, and those that are published files.
+
+    Nothing keeps a build or `cache prune` from removing a pack meanwhile: what is not there any more is no problem.
+    """
     yield from check.problems
-    for shard in cached:
-        yield from shard.problems
+    gone = [not os.path.lexists(expected.path) for expected in check.shards]
+    for shard, is_gone in zip(cached, gone, strict=True):
+        yield from () if is_gone else shard.problems
+    counts, lost = check.counts, sum(gone)
+    check.counts = replace(counts, checked=counts.checked - lost, absent=counts.absent + lost)
     for name, number in check.linked.items():
         if number < len(shards) and shards[number].problems:
             what = f"the pack {name[:16]}… is the same file as `{published[number].shard.name}`, and differs like it"

@@ -68,8 +68,16 @@ class PublishedFile:
 PublishedFiles = tuple[PublishedFile, ...]
 
 
-def check_place(target: Path) -> None:
+ANOTHER_PATH = "choose another `path` for the output"
+
+
+def check_place(target: Path, *, another: str = ANOTHER_PATH) -> None:
     """Check that an output path is free or a directory, below directories.
+
+    Parameters
+    ----------
+    another
+        How another place is chosen, for hints.
 
     Raises
     ------
@@ -83,27 +91,27 @@ def check_place(target: Path) -> None:
         if linked or not path.is_dir():
             raise PublishError(
                 f"the output path `{target}`: `{path}` is {'a symbolic link' if linked else 'a file'}, not a directory",
-                hint="choose another `path` for the output, or remove it",
+                hint=f"{another}, or remove it",
                 path=str(path),
             )
         return
 
 
-def check_target(target: Path, *, force: bool) -> None:
-    """Check that an output directory may be written: absent, empty, or made by mergepipe.
+def check_target(target: Path, *, force: bool, another: str = ANOTHER_PATH) -> None:
+    """Check that an output directory may be written: absent, empty, or made by mergepipe; `check_place` has the rest.
 
     Raises
     ------
     PublishError
         If it is no directory, or holds what mergepipe did not make and ``force`` is false.
     """
-    check_place(target)
+    check_place(target, another=another)
     if force or not target.exists() or owned_files(target) is not None or not any(target.iterdir()):
         return
     record = "has a `mergepipe.json` that cannot be read" if (target / MANIFEST).exists() else "has no `mergepipe.json`"
     raise PublishError(
         f"the directory `{target}` was not made by mergepipe: it {record}",
-        hint="choose another `path` for the output, or use `--force` to replace the weights in it (other files stay)",
+        hint=f"{another}, or use `--force` to replace the weights in it (other files stay)",
         path=str(target),
     )
 
@@ -281,9 +289,17 @@ class Publication:
 
 
 def _place(pack: Path, target: Path) -> bool:
-    """Give a pack's bytes their place; return whether they were copied though they lie on the same disk."""
+    """Give a pack's bytes their place; return whether they were copied though they lie on the same disk.
+
+    A pack that is not there any more is a `StorageError` that names it: somebody removed the cache meanwhile.
+    """
     crash_point("publish.assembling")
-    return place_file(pack, target) == "copy" and pack.stat().st_dev == target.stat().st_dev
+    try:
+        return place_file(pack, target) == "copy" and pack.stat().st_dev == target.stat().st_dev
+    except FileNotFoundError as error:
+        if os.path.lexists(pack):
+            raise
+        fail_storage(error, pack, "link the cached shard")
 
 
 def _keep(previous: Path, staged: Path, contents: Contents, *, force: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.cases.launch import can_mount
 from support.crash import CleanBuilds, Site
+from support.faults import compile_faults
 from support.forked import ForkServer
 
 
@@ -34,6 +35,16 @@ def built(site: Site) -> Site:
     """Return a project that was built at version 1."""
     site.report()
     return site
+
+
+@pytest.fixture(scope="session")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Return a server whose processes run with the library of faults (`support.faults`)."""
+    library = compile_faults(tmp_path_factory.mktemp("faults"))
+    if library is None:
+        pytest.skip("there is no C compiler for the library of faults")
+    with ForkServer(env={"LD_PRELOAD": str(library)}, flush=True) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

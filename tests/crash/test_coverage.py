@@ -50,6 +50,7 @@ REASONS = {
     "cache/database.py:_probe_writing": "a file without content that nobody reads",
     "engine/staging.py:_create": "an unfinished shard is no shard: its rows are recorded after its bytes",
     "publish/userfiles.py:_share": "its caller has the point `publish.kept`",
+    "project/caches_used.py:remember_project": "a folder; `replace_file` has the points of the note in it",
     "project/evaluate.py:_remove": "in a temporary cache that the next sweep removes",
     "project/locking.py:write_lock": "a temporary file that nobody reads; of the lock, `replace_file` has the points",
     "project/signing.py:__init__": "removes a file that no reader looks at",

@@ -9,8 +9,6 @@ from collections import Counter
 
 import pytest
 from support.crash import Site, check_refused, files_in
-from support.faults import compile_faults
-from support.forked import ForkServer
 
 FAULTS = [
     ("read", errno.EIO),
@@ -23,20 +21,16 @@ FAULTS = [
     ("mkdir", errno.EACCES),
     ("unlink", errno.EACCES),
     ("open", errno.EMFILE),
+    ("chmod", errno.EPERM),
+    ("list", errno.EIO),
+    ("rmdir", errno.EBUSY),
+    ("write", errno.EDQUOT),
+    ("read", errno.ESTALE),
+    ("open", errno.EROFS),
 ]
 SAMPLES = 2
 # One thread, so that the n-th call is the same in every run.
 BUILD = ("build", "-j", "1")
-
-
-@pytest.fixture(scope="session")
-def faulty(tmp_path_factory):
-    """Return a server whose processes run with the library of faults."""
-    library = compile_faults(tmp_path_factory.mktemp("faults"))
-    if library is None:
-        pytest.skip("there is no C compiler for the library of faults")
-    with ForkServer(env={"LD_PRELOAD": str(library)}, flush=True) as started:
-        yield started
 
 
 @pytest.fixture

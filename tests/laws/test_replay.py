@@ -180,6 +180,21 @@ def test_an_output_that_is_made_from_outputs_needs_its_own_manifest_alone(tmp_pa
     assert_replays(project, "lent", tmp_path / "lent")
 
 
+@pytest.mark.parametrize("tokenizer", ["base", "stage", "e1"])
+@pytest.mark.parametrize("output", ["stage", "final"])
+def test_a_tokenizer_that_was_declared_gives_the_same_card(tmp_path, output, tokenizer):
+    """The record does not tell a tokenizer that was declared from one that is so by itself."""
+    if output == tokenizer:
+        return
+    project = declare(tmp_path / "project")
+    project.set_output("final", merged("e3", base="stage", operator="task_arithmetic"))
+    project.set_output(output, project.outputs[output] | {"write": {"tokenizer": tokenizer}})
+    project.build()
+    leave_sources_alone(project)
+    assert replay_alone(project, output, tmp_path / "first").generated == ()
+    assert_replays(project, output, tmp_path / "empty")
+
+
 def test_a_stage_that_was_not_touched_is_in_the_manifest_too(tmp_path):
     project = declare(tmp_path / "project")
     project.build()

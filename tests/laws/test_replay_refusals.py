@@ -149,6 +149,25 @@ def test_sources_that_are_not_there_are_named_together_with_how_to_give_them(pro
     assert_replays(project, "final", tmp_path / "found", base_dir=None, sources=given)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_source_that_was_given_is_named_by_the_path_that_was_given(project, tmp_path, there):
+    given = tmp_path / "given"
+    (given / "inner").mkdir(parents=True)
+    shutil.copy(project.source_file("e1"), given / "inner")
+    if not there:
+        shutil.rmtree(project.root / "models/e1")
+    (error,) = refused(project, tmp_path / "empty", sources={"e1": given})
+    assert f"`{given}` holds no weights" in error.message
+    assert "models/e1" not in f"{error.message}{error.hint}"
+
+
+def test_a_side_file_of_a_source_that_was_given_is_named_where_it_is(project, tmp_path):
+    shutil.copytree(project.root / "models/base", tmp_path / "given")
+    (tmp_path / "given/config.json").write_text("{")
+    (error,) = refused(project, tmp_path / "empty", sources={"base": tmp_path / "given"})
+    assert f"`{tmp_path / 'given/config.json'}`" in error.message
+
+
 def test_an_unknown_name_is_suggested(project, tmp_path):
     (error,) = refused(project, tmp_path / "empty", sources={"bas": tmp_path})
     assert (error.hint, error.exit_status) == ("did you mean `base`?", 2)
@@ -355,10 +374,16 @@ def test_the_output_itself_can_be_replaced_and_nothing_else(project, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    with pytest.raises(PublishError, match="was not made by mergepipe"):
-        run(project, out=other)
-    with pytest.raises(PublishError, match="overlaps with source `e1`"):
-        run(project, out=project.root / "models/e1")
+    (tmp_path / "file").write_text("mine")
+    for out, message in (
+        (other, "was not made by mergepipe"),
+        (project.root / "models/e1", "overlaps with source `e1`"),
+        (tmp_path / "file", "a file, not a directory"),
+    ):
+        with pytest.raises(PublishError, match=message) as caught:
+            run(project, out=out)
+        assert "--out DIR" in caught.value.hint
+        assert "`path`" not in caught.value.hint
     assert contents(other) == {"notes.txt": b"mine"}
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -190,7 +191,7 @@ def test_what_was_touched_after_it_was_published_is_not_signed(project, keys, mo
 
 def test_killed_while_it_is_signed_there_is_no_signature_and_the_next_build_signs(project, keys, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(signing, "replace_file", lambda *_: (_ for _ in ()).throw(StorageError("killed")))
+        patch.setattr(signing, "replace_file", lambda *_, **__: (_ for _ in ()).throw(StorageError("killed")))
         with pytest.raises(StorageError):
             build(project, keys)
     assert not signature(project).exists()
@@ -229,7 +230,7 @@ def test_the_tool_of_the_package_verifies_it_too(project, keys):
         ("ours.pub", "private key"),
         ("koblitz.key", "secp256k1"),
         ("closed.key", "assword"),
-        ("rsa.key", "cannot be used"),
+        ("rsa.key", "cannot be used as a private key: it is an RSA key"),
     ],
 )
 def test_a_key_that_cannot_sign_is_refused_with_the_reason(keys, name, words):
@@ -247,10 +248,43 @@ def test_an_encrypted_key_signs_with_its_password(project, keys):
     assert checked(project, keys, "closed") == ("valid", [])
 
 
-@pytest.mark.parametrize("name", ["nothing.pub", "ours.key", "rsa.pub"])
-def test_a_key_that_cannot_verify_is_refused(project, keys, name):
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"[" * 100_000, "cannot be read: it is nested"),
+        (b'{"mediaType": ' * 50_000, "cannot be read: it is nested"),
+        (b"x" * 300, "is not a signature"),
+        (b"[" * 3000, "more than any signature"),
+    ],
+)
+def test_a_signature_that_is_made_to_mislead_is_one_problem_and_is_replaced(project, keys, data, words, monkeypatch):
+    """A JSON text may be nested until its reader gives up, or be endless: it must not end what else is verified."""
     build(project, keys)
-    with pytest.raises(SigningError, match="as a public key"):
+    signature(project).write_bytes(data)
+    with monkeypatch.context() as patch:
+        if len(data) == 3000:
+            patch.setattr(signing, "_LARGEST", 2999)
+        state, (problem,) = checked(project, keys)
+    assert (state, words in problem) == ("invalid", True), problem
+    assert len(problem) < 1000
+    assert build(project, keys).signed == {"m": True}
+    assert checked(project, keys) == ("valid", [])
+
+
+def test_a_signature_that_is_no_file_is_one_problem(project, keys):
+    build(project, keys)
+    signature(project).unlink()
+    os.mkfifo(signature(project))
+    assert checked(project, keys) == ("invalid", ["is not a signature of these files by this key: it is not a file"])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("nothing.pub", "as a public key"), ("ours.key", "as a public key"), ("rsa.pub", "it is an RSA key")],
+)
+def test_a_key_that_cannot_verify_is_refused(project, keys, name, words):
+    build(project, keys)
+    with pytest.raises(SigningError, match=words):
         project.open().verify(["m"], VerifyOptions(public_key=keys / name))
 
 

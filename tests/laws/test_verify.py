@@ -15,6 +15,7 @@ from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.checkpoints.samples import sample_runs
 from mergepipe.errors import LockError, MergefileError
 from mergepipe.project import verify as verify_module
+from mergepipe.project import verify_shards
 from mergepipe.project.verify import VerifyOptions, verify_directories
 
 SHAPES = {"model.layers.0.a": (16, 16), "model.layers.1.b": (16, 16), "model.v": (64,), "model.s": ()}
@@ -144,6 +145,36 @@ def test_pruned_packs_are_no_problem(project):
     assert [output.packs.absent for output in report.outputs] == [3, 1, 1]
 
 
+@pytest.mark.parametrize("moment", ["before they are opened", "while they are hashed"])
+def test_packs_that_are_pruned_meanwhile_are_no_problem(project, monkeypatch, moment):
+    """Nothing holds the cache while its packs are hashed: a build or `cache prune` may remove them."""
+    folder = project.cache / "packs"
+    total = project.open().verify([]).outputs[0].packs
+    assert total.checked > 0
+    check, hash_run = verify_module.check_shards, verify_shards._hash
+
+    def gone(*_):
+        for pack in folder.iterdir():
+            pack.unlink()
+
+    def before(*args):
+        gone()
+        return check(*args)
+
+    def during(*args):
+        gone()
+        return hash_run(*args)
+
+    if moment == "before they are opened":
+        monkeypatch.setattr(verify_module, "check_shards", before)
+    else:
+        monkeypatch.setattr(verify_shards, "_hash", during)
+    report = project.open().verify([])
+    assert list(report.problems) == []
+    packs = report.outputs[0].packs
+    assert (packs.checked, packs.absent) == (0, total.checked + total.absent)
+
+
 def test_without_a_cache_everything_else_is_verified(project):
     shutil.rmtree(project.cache)
     assert project.open().verify().ok
@@ -210,6 +241,25 @@ def test_files_that_are_missing_cut_off_or_too_many_are_named(project):
     assert project.open().verify(["m"]).outputs[0].others == 2
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_files_that_loaders_take_for_weights_by_themselves_are_a_problem(project, tmp_path, copied):
+    """An adapter is applied by its name alone; where no index says which files are meant, some take all."""
+    names = ("adapter_config.json", "adapter_model.safetensors", "extra.safetensors")
+    folders = {output: project.folder(output) for output in ("m", "n")}
+    assert "model.safetensors.index.json" in project.manifest("m").files
+    for folder in folders.values():
+        for name in (*names, "sub/extra.safetensors", "extra.bin"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(b"x")
+
+    def extra(output):
+        found = verified(folders[output]).problems if copied else problems(project, output)
+        return [os.path.basename(problem.where) for problem in found if problem.kind == "extra"]
+
+    assert extra("m") == list(names[:2])
+    assert extra("n") == list(names)
+
+
 def test_a_shard_in_the_place_of_another_is_found(project):
     folder = project.folder("m")
     shutil.copy(folder / "model-00002-of-00003.safetensors", folder / "x")
@@ -272,6 +322,27 @@ def test_a_comment_a_blank_or_a_line_too_many_in_the_lock_is_named_with_its_line
         assert changed != text
         project.lock.write_text(changed)
         assert [problem.facts["line"] for problem in problems(project)] == [line]
+
+
+def test_a_lock_without_its_last_line_end_is_named_as_that(project):
+    text = project.lock.read_text()
+    project.lock.write_text(text.removesuffix("\n"))
+    (found,) = problems(project)
+    assert (found.what, found.facts) == ("the newline at the end is missing", {"line": text.count("\n")})
+    project.lock.write_text(text.removesuffix("\n").replace("review and commit", "review, commit", 1))
+    assert [problem.facts["line"] for problem in problems(project)] == [text.count("\n"), 1]
+
+
+def test_a_long_line_of_the_lock_is_shown_where_it_differs(project):
+    place = f"models/{'x' * 200}"
+    (project.root / project.sources["e2"]).rename(project.root / place)
+    project.sources["e2"] = place
+    project.save()
+    project.build("m")
+    text = project.lock.read_text()
+    project.lock.write_text(text.replace(place, f"{place[:-1]}y"))
+    (found,) = problems(project)
+    assert found.what == f'is `...{"x" * 79}y"` and should be `...{"x" * 80}"`'
 
 
 def test_a_lock_with_the_line_ends_of_windows_is_the_same_lock(project):

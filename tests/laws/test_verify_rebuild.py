@@ -1,5 +1,6 @@
 """`verify --rebuild-sample` makes blocks again by the path of a build, and finds those that are not what it makes."""
 
+import os
 import shutil
 from dataclasses import replace
 
@@ -12,8 +13,9 @@ from support.checkpoints import random_tensors
 from support.every_operator import RECIPES
 from support.projects import TINY, Messages, SmallProject, edit_tensor, skip_flushing
 
+from mergepipe.cache.layout import CacheLayout
 from mergepipe.digest import content_digest, source_digest, tensor_digest
-from mergepipe.errors import MergepipeError
+from mergepipe.errors import MergepipeError, StorageError
 from mergepipe.lockfile.manifest import parse_manifest, render_manifest
 from mergepipe.lockfile.manifest_records import ManifestTensor
 from mergepipe.project.verify import VerifyOptions, verify_directories
@@ -153,6 +155,27 @@ def test_a_copy_is_made_again_with_sources_from_elsewhere(project, tmp_path):
     edit_tensor(places["e2"] / "model.safetensors", "model.layers.0.w", 3, 8.0)
     report = verify_directories([tmp_path / "copy"], options, geometry=TINY, workers=2)
     assert {problem.kind for problem in report.problems} == {"source"}
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_where_no_cache_can_be_written_a_temporary_one_is_used(project, monkeypatch, made):
+    output(project, "linear")
+    if not made:
+        shutil.rmtree(project.cache)
+    access, create = os.access, CacheLayout.create
+
+    def refuse(layout):
+        if layout.root.is_relative_to(project.root):
+            raise StorageError(f"cannot create the cache directory `{layout.root}`: Read-only file system")
+        create(layout)
+
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    monkeypatch.setattr(CacheLayout, "create", refuse)
+    messages = Messages()
+    found, problems = sampled(project, reporter=messages)
+    assert (problems, found.sample.blocks) == ([], BLOCKS)
+    assert any("a temporary one is used" in note for note in messages.notes)
+    assert project.cache.exists() == made
 
 
 def test_the_sample_follows_from_the_output_and_the_seed_and_its_bytes_are_reported(project):

@@ -167,7 +167,9 @@ class Site:
         self.version = version
         size = "1 MB" if version % 2 else "1.6 MB"
         text = self.template.format(weight=0.2 + version / 100, shard_size=size)
-        self.mergefile.write_text(text, encoding="utf-8")
+        written = self.mergefile.with_suffix(".new")
+        written.write_text(text, encoding="utf-8")
+        written.replace(self.mergefile)  # in one step: others may be reading it
         self.edit_source(version)
 
     def edit_source(self, number: int) -> None:

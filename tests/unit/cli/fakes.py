@@ -16,6 +16,7 @@ from unit.cli.sweeps import fake_sweep
 from unit.cli.verified import VERIFIED
 
 from mergepipe.cli.main import run
+from mergepipe.project.caches_report import CacheCheck, CheckedPacks
 from mergepipe.project.explain import OutputExplanation, ParameterGroup, TensorExplanation
 from mergepipe.project.plan_report import DiskReport, Loss, NextBuild, PlannedExpert, PlannedOutput, PlanReport
 from mergepipe.project.report_page import OutputReports
@@ -247,6 +248,16 @@ PRUNED = PruneReport(
     missing_locks=("/other/Mergefile.lock",),
 )
 
+SOUND = CacheCheck(
+    path="/models/.mergecache",
+    packs=CheckedPacks(),
+    catalog="missing",
+    rows={},
+    problems=(),
+    seconds=0.0,
+    dry_run=False,
+)
+
 
 def build_report(*outputs: OutputReport, changed: bool = True) -> BuildReport:
     """Return a build's report over outputs."""
@@ -309,7 +320,8 @@ class FakeProject:
         self, targets: tuple[str, ...] = (), options: VerifyOptions | None = None, **others: Any
     ) -> VerifyReport:
         """Stand for verifying outputs, and a cache, whose option comes under ``others``."""
-        return self._called("verify", {"targets": targets, "options": options, **others}, VERIFIED)
+        default: Any = SOUND if others else VERIFIED
+        return self._called("verify", {"targets": targets, "options": options, **others}, default)
 
     def info(self) -> CacheInfo:
         return self._called("info", {}, CACHE)

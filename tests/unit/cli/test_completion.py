@@ -50,7 +50,7 @@ def offered(folder, line):
     ("line", "expected"),
     [
         ("mergepipe bu", ["plain,build"]),
-        ("mergepipe cache ", ["plain,info", "plain,prune"]),
+        ("mergepipe cache ", ["plain,info", "plain,prune", "plain,verify"]),
         ("mergepipe build --lo", ["plain,--locked"]),
         ("mergepipe build --color al", ["plain,always"]),
         ("mergepipe build --color=al", ["plain,always"]),

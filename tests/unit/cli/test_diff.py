@@ -387,6 +387,19 @@ def test_says_why_nothing_can_be_compared(run, tmp_path, problem):
     assert_golden(f"errors/{problem.replace(' ', '-')}.txt", result.stderr.replace(str(tmp_path), "/project"))
 
 
+def test_in_a_shallow_clone_the_hint_says_how_to_get_the_rest(repository, tmp_path, monkeypatch):
+    git("commit", "-qam", "two")
+    git("clone", "-q", "--depth", "1", f"file://{tmp_path}", str(tmp_path / "shallow"))
+    asked = (["HEAD~1"], ["rev:HEAD~1"], ["HEAD~1:Mergefile.lock"], ["origin/topic...HEAD"], ["HEAD~1..HEAD"])
+    assert "unshallow" not in repository("diff", "HEAD~7").stderr
+    monkeypatch.chdir(tmp_path / "shallow")
+    for words in asked:
+        result = repository("diff", *words)
+        assert (result.code, result.stdout) == (2, "")
+        assert "`git fetch --unshallow` gets the rest" in result.stderr, words
+        assert "fetch-depth: 0" in result.stderr
+
+
 def test_without_git_two_files_can_be_compared(run, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert run("diff", "old.lock", "new.lock").code == 1

@@ -5,6 +5,7 @@ import pytest
 from unit.cli.fakes import assert_golden
 
 from mergepipe._version import __version__
+from mergepipe.cli.main import mergepipe as command_line
 from mergepipe.errors import (
     CollectedErrors,
     FormatError,
@@ -158,7 +159,7 @@ def test_errors_collected_twice_are_counted_once(cli):
     ("argv", "message", "hint"),
     [
         (("bild",), "no such command: `bild`", "did you mean `build`?"),
-        (("zzz",), "no such command: `zzz`", "commands are: init, import, build, plan, sweep, status, explain, cache"),
+        (("zzz",), "no such command: `zzz`", f"commands are: {', '.join(command_line.commands)}"),
         (("cache", "inof"), "no such command: `inof`", "did you mean `info`?"),
         (("build", "--lokced"), "no such option: `--lokced`", "did you mean `--locked`?"),
         (("build", "--cachedir", "x"), "no such option: `--cachedir`", "did you mean `--cache-dir`?"),

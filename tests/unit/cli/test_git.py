@@ -375,6 +375,21 @@ def test_locks_that_are_missing_or_contradict_themselves(project):
     project.tool("git check", code=2)
 
 
+def test_a_lock_that_no_build_can_have_written_is_refused(project):
+    """Both halves are right alone: a line by line merge of two locks is how they come together."""
+    other = replace(LEFT.outputs[0], name="other", path="build/other")
+    text = MERGEFILE + MERGEFILE[MERGEFILE.index("[outputs.left]") :].replace(".left", ".other")
+    (project.root / "Mergefile.toml").write_text(text, encoding="utf-8")
+    for changes, message in (
+        ({}, None),
+        ({"code": {"median": digest("b")}}, "outputs `left` and `other` were made with different code of operator"),
+    ):
+        outputs = (replace(LEFT.outputs[0], code={"median": digest("a")}), replace(other, **changes))
+        project.lock.write_text(render_lock(replace(LEFT, outputs=outputs)), encoding="utf-8")
+        result = project.tool("git check", code=3 if message else 0)
+        assert (message or "goes with its Mergefile") in result.text
+
+
 def test_every_file_is_checked_before_it_fails(project):
     for name in ("one", "two"):
         (project.root / name).mkdir()

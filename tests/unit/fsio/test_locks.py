@@ -143,3 +143,24 @@ def test_a_second_process_waits_for_the_directory(tmp_path):
         assert not (tmp_path / "entered").exists()
     process.communicate(timeout=60)
     assert (tmp_path / "entered").exists()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_where_there_are_no_locks_a_marker_stands_in_and_is_gone_afterwards(tmp_path, monkeypatch, error):
+    def refuse(*_):
+        raise OSError(error, "no")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said = []
+    with exclusive(tmp_path / "lock", on_wait=unexpected, warn=said.append):
+        assert os.listdir(tmp_path) == ["lock.held"]
+        waited = []
+        with (
+            pytest.raises(CacheError, match="another mergepipe process"),
+            exclusive(tmp_path / "lock", on_wait=lambda: waited.append(1), timeout=0.1),
+        ):
+            pass
+        assert waited == [1]
+    assert os.listdir(tmp_path) == []
+    assert len(said) == 1
+    assert "lock.held" in said[0]

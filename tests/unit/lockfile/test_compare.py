@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.lockfile.samples import ASSISTANT, BASE, BLEND, CODE, LOCK, MATH, SLICED, STACK, digest, locks
 
-from mergepipe.digest import format_digest
+from mergepipe.digest import format_digest, sampled_pin
 from mergepipe.lockfile.compare import DifferenceKind, compare_locks, declared_differences, render_differences
 from mergepipe.lockfile.records import (
     UNKNOWN_DIGEST,
@@ -360,3 +360,16 @@ def test_a_difference_is_json_ready():
         "new": "2",
         "reason": "blocks are cut differently",
     }
+
+
+def test_a_pin_of_another_kind_is_not_said_to_be_other_content():
+    fingerprint = sampled_pin(digest("samples of math"))
+    one = with_math(digest=fingerprint)
+    assistant = dataclasses.replace(ASSISTANT, sources={**ASSISTANT.sources, "math": fingerprint})
+    one = dataclasses.replace(one, outputs=(assistant, BLEND))
+    entries = ["sources.math.digest", "outputs.assistant.sources.math"]
+    for old, new, reason in (
+        (LOCK, one, "it is known by samples now"),
+        (one, LOCK, "all of its content is known now"),
+    ):
+        assert [(d.entry, d.reason) for d in compare_locks(old, new)] == [(entry, reason) for entry in entries]

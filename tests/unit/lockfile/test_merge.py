@@ -11,7 +11,7 @@ from unit.lockfile.samples import locks
 
 from mergepipe.digest import sampled_pin
 from mergepipe.lockfile.merge import inconsistencies, merge_locks
-from mergepipe.lockfile.records import Lockfile
+from mergepipe.lockfile.records import LockedSlice, Lockfile
 
 SOURCES = {name: source(name).digest for name in ("base", "code", "math")}
 LEFT, RIGHT = output("left", SOURCES, tensors("left")), output("right", SOURCES, tensors("right"))
@@ -128,3 +128,92 @@ def test_a_fingerprint_and_a_digest_go_together_only_where_a_side_has_both():
     resampled = replace(sampled, params={"lambda": 2.0})
     found = merge_locks(lock(sampled, RIGHT), lock(sampled, new, math=2), lock(resampled, RIGHT))
     assert found.problems == ("output `left` may have been made from other content of source `math`",)
+
+
+# --- what one build cannot have made together -------------------------------------------------------------------------
+
+OURS, THEIRS = output("ours", SOURCES, tensors("ours")), output("theirs", SOURCES, tensors("theirs"))
+
+
+def added(one, other):
+    """Merge two sides that each add an output, in both directions; return the problems."""
+    base = lock(RIGHT)
+    found = merge_locks(base, lock(RIGHT, one), lock(RIGHT, other))
+    assert merge_locks(base, lock(RIGHT, other), lock(RIGHT, one)) == found
+    together = lock(RIGHT, one, other)
+    assert found.problems == tuple(inconsistencies(together))
+    assert (found.lock == together) == (found.problems == ())
+    return found.problems
+
+
+def sliced(name: str, *versions: int):
+    """Return an output of slices, one of them in each version of an operator."""
+    part = LockedSlice(
+        layers="0..8", operator="ties", operator_version=1, base=None, base_layers=None, experts=(), params={}, rules=()
+    )
+    parts = tuple(replace(part, operator_version=version) for version in versions)
+    return replace(output(name, SOURCES, tensors(name)), experts=(), slices=parts)
+
+
+def test_two_codes_of_one_custom_operator_are_a_conflict():
+    one, other = (replace(entry, operator="median", code={"median": digest("a")}) for entry in (OURS, THEIRS))
+    assert added(one, other) == ()
+    edited = replace(other, code={"median": digest("b")})
+    assert added(one, edited) == ("outputs `ours` and `theirs` were made with different code of operator `median`",)
+    assert added(one, replace(edited, operator="mean", code={"mean": digest("b")})) == ()
+
+
+def test_two_versions_of_one_operator_are_a_conflict():
+    newer = replace(THEIRS, operator_version=2)
+    assert "outputs `ours` and `theirs` were made with different versions of operator `task_arithmetic`" in added(
+        OURS, newer
+    )
+    assert added(replace(OURS, operator="ties", operator_version=1), sliced("theirs", 1, 1)) == ()
+    expected = ("outputs `ours` and `theirs` were made with different versions of operator `ties`",)
+    assert added(replace(OURS, operator="ties", operator_version=1), sliced("theirs", 2)) == expected
+    (found,) = inconsistencies(lock(sliced("theirs", 1, 2)))
+    assert found == "output `theirs` was made with different versions of operator `ties`"
+
+
+def test_two_kinds_of_arithmetic_are_a_conflict_unless_they_were_asked_for():
+    other = replace(THEIRS, numerics="float64")
+    assert "outputs `ours` and `theirs` were made with different arithmetic (`numerics`)" in added(OURS, other)
+    assert added(OURS, replace(other, params={"numerics": "float64"})) == ()
+
+
+def sampled(entry, label: str = "samples"):
+    return replace(entry, sources=entry.sources | {"math": sampled_pin(digest(label))})
+
+
+def test_a_source_that_no_output_is_left_to_read_whole_is_a_conflict():
+    """Each side took one of two outputs out that read it whole: a build would pin it by its samples now."""
+    keep = sampled(THEIRS)
+    base = lock(LEFT, RIGHT, keep)
+    found = merge_locks(base, lock(LEFT, keep), lock(RIGHT, keep))
+    expected = ("the entry of source `math` is of all its content, and no output reads it whole",)
+    assert (found.lock, found.problems) == (None, expected)
+    assert merge_locks(base, lock(RIGHT, keep), lock(LEFT, keep)).problems == expected
+    assert tuple(inconsistencies(lock(keep))) == expected
+
+
+def by_samples(found: Lockfile, label: str = "samples") -> Lockfile:
+    """Return a lock whose source `math` is pinned by samples."""
+    pinned = [replace(s, digest=sampled_pin(digest(label))) if s.name == "math" else s for s in found.sources]
+    return replace(found, sources=tuple(pinned))
+
+
+def test_a_source_is_pinned_by_samples_only_where_no_output_reads_it_whole():
+    assert list(inconsistencies(by_samples(lock(sampled(LEFT), sampled(RIGHT))))) == []
+    assert list(inconsistencies(by_samples(lock(sampled(LEFT), RIGHT)))) == [
+        "output `right` reads source `math` whole, whose entry is of samples alone"
+    ]
+    assert list(inconsistencies(by_samples(lock(sampled(LEFT, "other"), sampled(RIGHT))))) == [
+        "output `left` was made from other content of source `math`"
+    ]
+
+
+def test_samples_of_two_outputs_are_those_of_one_content():
+    assert list(inconsistencies(lock(LEFT, sampled(OURS), sampled(THEIRS)))) == []
+    assert list(inconsistencies(lock(LEFT, sampled(OURS), sampled(THEIRS, "other")))) == [
+        "outputs `ours` and `theirs` were made from other content of source `math`"
+    ]

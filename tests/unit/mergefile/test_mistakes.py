@@ -108,6 +108,18 @@ def test_unknown_keys(body, key_path, what, hint):
             '[sources."x.5"]',
         ),
         (
+            '[sources.x]\npath = "x"\non = "base"\n[sources.y]\npath = "y"\non = "bas2"@\n' + LINEAR,
+            "sources.y.on",
+            "unknown source `bas2`; expected `base`, `math` or `code`",
+            "did you mean `base`?",
+        ),
+        (
+            '[sources.x]\npath = "x"\non = "base"\n[sources.y]\npath = "y"\non = "x2"@\n' + LINEAR,
+            "sources.y.on",
+            "unknown source `x2`; expected `base`, `math` or `code`",
+            None,
+        ),
+        (
             '[sources."a b"]@\npath = "x"\n' + LINEAR,
             'sources."a b"',
             "invalid name `a b`; expected letters, digits, `_`, `-` and `.`, and no `-` or `.` first",

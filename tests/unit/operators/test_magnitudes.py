@@ -207,3 +207,16 @@ def test_masks_take_the_first_of_the_equal_elements_over_all_tiles(values, patte
         seen[number] += value == pattern
         assert low[index] == (value > pattern or taken)
         assert high[index] == (value < pattern or taken)
+
+
+def test_what_several_statistics_keep_is_within_one_limit(monkeypatch):
+    monkeypatch.setattr(module, "_KEPT_ENTRIES", 40_000)
+    rooms = []
+    monkeypatch.setattr(module, "_Room", lambda entries, make=module._Room: rooms.append(make(entries)) or rooms[-1])
+    deltas = [data("normal", 30_000, "float32", seed=seed) for seed in range(4)]
+    wanted = {Magnitudes(slots=(0, number + 1)): (100, 20_000) for number in range(4)}
+    found, _ = find(run_of(deltas, block=5000), wanted)
+    for number, delta in enumerate(deltas):
+        check(delta, 20_000, found[Magnitudes(slots=(0, number + 1))][1], 5000)
+    (room,) = rooms
+    assert 0 <= room.entries < 40_000

@@ -7,9 +7,11 @@ from support.budgets import percent
 from support.checkpoints import random_tensors
 from support.projects import SmallProject, edit_tensor
 
+from mergepipe.digest import content_digest, sampled_pin
 from mergepipe.mergefile.problems import key_path
+from mergepipe.project.budgets import PENDING
 from mergepipe.project.explained import parsed_path
-from mergepipe.project.key_parts import Change, shortened
+from mergepipe.project.key_parts import BuildParts, Change, ParamSet, TensorParts, first_change, shortened
 
 SHAPES = {"model.norm.weight": (16,)} | {f"model.layers.{n}.mlp.weight": (24, 16) for n in range(2)}
 NORM, FIRST, SECOND = "model.norm.weight", "model.layers.0.mlp.weight", "model.layers.1.mlp.weight"
@@ -110,6 +112,90 @@ def test_a_budget_shows_in_the_blocks_that_are_read(project):
     assert "access" in parts
     texts = {state(project, tensor)[1].text() for tensor in SHAPES}
     assert "blocks that the budget reads changed: now some are left out" in texts
+
+
+def parts(project):
+    return {state(project, tensor)[1].part for tensor in SHAPES}
+
+
+def last(project):
+    return project.open().explain("m", measure=False).summary.last
+
+
+def sampled(share):
+    return percent(share) | {"stats": "sample"}
+
+
+@pytest.mark.parametrize("before", [percent(50), {"max_error": 0.7}, sampled(60)])
+@pytest.mark.parametrize("after", [None, sampled(25), percent(25)])
+def test_what_a_budget_knows_of_inputs_is_no_change_of_them(project, before, after):
+    """A fingerprint stands where a digest stood, or the digest of a part: the content is the same."""
+    for budget in (before, after):
+        project.set_output("m", {k: v for k, v in project.outputs["m"].items() if k != "budget"})
+        changed(project, **({"budget": budget} if budget else {}))
+        found = [*reasons(project), *(project.build() and last(project).reasons)]
+    assert [reason for reason in found if not reason.startswith("the budget changed: ")] in ([], [PENDING])
+    assert parts(project) <= {"none", "access", "samples"}
+
+
+def test_blocks_that_come_from_the_cache_are_not_rebuilt(project):
+    project.build()
+    changed(project, budget=sampled(25))
+    project.build()
+    assert last(project).tensors["rebuilt"] > 0
+    del project.outputs["m"]["budget"]
+    changed(project)
+    built = project.build_one("m")
+    assert built.blocks["computed"] == 0
+    assert last(project).tensors == {"rebuilt": 0, "reused": 3}
+    states = {state(project, tensor)[0] for tensor in SHAPES}
+    assert states == {"reused"}
+    assert "access" in parts(project), "why its key changed is told all the same"
+
+
+def test_a_source_that_changed_with_the_budget_is_named(project):
+    project.build()
+    changed(project, budget=sampled(25))
+    assert reasons(project) == ('the budget changed: "full" -> "25% by samples"',)
+    edit_tensor(project.source_file("math"), FIRST, 5, 2.5)
+    assert reasons(project) == (
+        "source `math` changed on disk, or was not read before",
+        'the budget changed: "full" -> "25% by samples"',
+    )
+    changed(project, budget=percent(50))
+    project.build()
+    edit_tensor(project.source_file("code"), FIRST, 5, 2.5)
+    other = project.outputs["m"]
+    project.set_output("n", other)
+    project.build("n")  # now its digest is known, and no samples of it
+    changed(project, budget=sampled(25))
+    assert [reason.partition(": ")[0] for reason in reasons(project)] == [
+        "source `code` has other content",
+        "the budget changed",
+    ]
+
+
+def test_an_input_known_in_another_way_is_no_other_input():
+    """A tensor all of whose blocks a budget reads, by samples and not."""
+    whole, part = digest("whole"), sampled_pin(digest("part"))
+    first, second = (made([("base", "b", digest("b")), ("expert", "e", pin)]) for pin in (whole, part))
+    found = first_change(first, second, "t")
+    assert found == Change(part="samples", subject="e", before="read whole", after="known by samples")
+    assert found.text() == "the budget changed: input `e` was read whole, and is known by samples now"
+    assert first_change(second, first, "t").after == "read whole"
+    other = made([("base", "b", digest("b")), ("expert", "e", sampled_pin(digest("other")))])
+    assert first_change(second, other, "t").part == "input", "the same blocks are read, and they are others"
+    moved = made([("base", "b", digest("b")), ("expert", "e", sampled_pin(digest("other")))], access=b"more")
+    assert first_change(second, moved, "t").part == "access"
+
+
+def made(inputs, access=b"some"):
+    tensor = TensorParts(operator="x", code=b"", params=0, inputs=inputs, access=access, form="F32 4")
+    return BuildParts(geometry=1, params=[ParamSet(values={}, experts=[])], tensors={"t": tensor})
+
+
+def digest(text):
+    return content_digest(text.encode())
 
 
 def test_the_dtype_is_part_of_the_form(project):

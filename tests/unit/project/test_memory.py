@@ -62,10 +62,10 @@ def peak_of(args, cwd, note):
     ("outputs", "limits"),
     [
         (["linear"], []),
-        (["linear"], ["-j", "1", "--memory", "1 MiB"]),
+        (["linear"], ["-j", "1", "--memory", "4 MiB"]),
         (["ties"], []),
         (["ties"], ["--memory", "64 MiB"]),
-        (["ties"], ["-j", "4", "--memory", "1 MiB"]),
+        (["ties"], ["-j", "4", "--memory", "8 MiB"]),
         (["dare_ties", "model_stock"], []),
         ([], ["-j", "4"]),
     ],
