@@ -84,7 +84,7 @@ def test_nothing_names_an_index_of_packages():
 
 
 def test_the_console_script_is_the_command_line():
-    assert PROJECT["scripts"] == {"mergepipe": "mergepipe.cli.main:main"}
+    assert PROJECT["scripts"] == {"mergepipe": "mergepipe.__main__:main"}
     (script,) = entry_points(group="console_scripts", name="mergepipe")
     assert callable(script.load())
 

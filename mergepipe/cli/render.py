@@ -58,6 +58,7 @@ def _built(output: OutputReport, show: Show, *, verbose: bool) -> Iterator[str]:
         yield from fact("blocks", [f"{counts['total']:,}: {work[0]}", *work[1:]])
         yield from fact("written", [format_bytes(output.bytes_written) if output.bytes_written else "nothing"])
     yield from bound_line(output.bound, verbose=verbose)
+    yield from (f"  note: {plain(note)}" for note in output.notes)
     if verbose:
         planned, full = output.expert_bytes["planned"], output.expert_bytes["full"]
         yield from fact("planned", [f"{format_bytes(planned)} of the experts' {format_bytes(full)}"])
@@ -118,8 +119,8 @@ _LOCK_WORDS = {
     "current": "is current",
     "outdated": "is outdated",
     "missing": "is missing",
-    "unverified": "is not verified: not every output was built here; a build tells",
 }
+_NAMED = 3  # outputs in the line of the lock
 
 
 def status_lines(report: StatusReport, show: Show) -> Iterator[str]:
@@ -129,7 +130,14 @@ def status_lines(report: StatusReport, show: Show) -> Iterator[str]:
     for line, output in zip(rows(table), outputs, strict=True):
         yield line
         yield from (f"  - {plain(reason)}" for reason in output.reasons)
-    yield f"{plain(show(report.lock_path))} {_LOCK_WORDS[report.lock_state]}"
+    yield f"{plain(show(report.lock_path))} {_LOCK_WORDS.get(report.lock_state) or _unverified(report)}"
+
+
+def _unverified(report: StatusReport) -> str:
+    """Return why only a build can tell whether the lock is what it should be: what there is of each output."""
+    states = [f"`{plain(o.name)}` is {o.state}" for o in report.outputs.values() if o.state != "up-to-date"]
+    more = [f"{format_count(len(states) - _NAMED, 'more output')}"] if len(states) > _NAMED else []
+    return f"is not verified: {', '.join([*states[:_NAMED], *more])}; a build tells"
 
 
 def cache_info_lines(info: CacheInfo) -> Iterator[str]:

@@ -89,10 +89,14 @@ def _blocks(count: int, whole: int) -> str:
 
 
 def _expected(output: PlannedOutput) -> Iterator[str]:
-    """Yield the expected error, with its standard error where norms were sampled."""
-    if output.expected_error is not None:
-        doubt = f" ± {output.expected_error_uncertainty:.2g}" if output.expected_error_uncertainty else ""
-        yield f"error about {output.expected_error:.3g}{doubt} (an estimate)"
+    """Yield the expected error, with its standard error where norms were sampled, in the unit of the bound."""
+    if output.expected_error is None:
+        return
+    bound, whole, unit = output.bound, 1.0, ""
+    if bound.absolute and bound.relative_to_update:
+        whole, unit = bound.absolute / bound.relative_to_update / 100, "% of the update"
+    doubt = f" ± {output.expected_error_uncertainty / whole:.2g}" if output.expected_error_uncertainty else ""
+    yield f"error about {output.expected_error / whole:.3g}{doubt}{unit} (an estimate)"
 
 
 def _losses(output: PlannedOutput, *, verbose: bool) -> Iterator[str]:

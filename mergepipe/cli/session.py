@@ -33,8 +33,12 @@ class Session:
         self.options = options
         self.console = Console(options)
 
-    def open_project(self, reporter: Reporter, *, workers: int | None = None, memory: int | None = None) -> Project:
+    def open_project(
+        self, reporter: Reporter, *, workers: int | None = None, memory: int | None = None, load_custom: bool = True
+    ) -> Project:
         """Open the project of the Mergefile that the options name, or the nearest one.
+
+        Without ``load_custom`` no code of custom operators is needed, nor runs.
 
         Raises
         ------
@@ -53,8 +57,8 @@ class Session:
             workers=workers,
             memory=memory,
             allow_custom=self.options.allow_custom,
+            load_custom=load_custom,
         )
-
 
     def open_cache(self, reporter: Reporter, *, workers: int | None = None) -> ProjectCache:
         """Open the cache directory that the options name, else that beside the Mergefile, which need not be right.

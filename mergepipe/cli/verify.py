@@ -159,7 +159,9 @@ def _run(
         if named and session.options.file is None and not _has_project() and all(map(os.path.lexists, named)):
             named = []
         else:
-            return session.open_project(reporter, workers=workers).verify(targets, options)
+            # Nothing but making blocks again takes the code of custom operators.
+            project = session.open_project(reporter, workers=workers, load_custom=options.sample is not None)
+            return project.verify(targets, options)
     return verify_directories(targets, options, reporter=reporter, workers=workers)
 
 

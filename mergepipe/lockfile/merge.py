@@ -14,6 +14,7 @@ from typing import TypeVar
 from mergepipe.digest import is_sampled_pin
 from mergepipe.lockfile.records import LockedOutput, LockedSource, Lockfile
 
+_OWN_FILES = ("config.json", "model.safetensors.index.json")
 T = TypeVar("T")
 E = TypeVar("E", bound=LockedSource | LockedOutput)
 
@@ -88,10 +89,11 @@ def inconsistencies(lock: Lockfile) -> Iterator[str]:
     Every output says which content it was made from. It must be that of the source's entry, or of the output that it
     was made from; and what it was made from must be in the lock. A fingerprint and a digest of all content cannot be
     compared; but a source's entry is its digest where any output reads it whole, and its fingerprint where none does.
-    One operator has one code and one version, since one build made all of it.
+    One operator has one code and one version, and one tokenizer the same files, since one build made all of it.
     """
     yield from _other_content(lock)
     yield from _other_operators(lock)
+    yield from _other_tokenizers(lock)
     used = {name for output in lock.outputs for name in output.sources}
     yield from (f"no output was made from source `{s.name}`" for s in lock.sources if s.name not in used)
 
@@ -140,6 +142,20 @@ def _other_operators(lock: Lockfile) -> Iterator[str]:
     # Where an output says nothing of it, it has what the mergepipe that made it had by default.
     default = {output.name: output.numerics for output in lock.outputs if "numerics" not in output.params}
     yield from _unlike(default, "were made with different arithmetic (`numerics`)")
+
+
+def _other_tokenizers(lock: Lockfile) -> Iterator[str]:
+    """Yield published outputs that have other files beside their weights though they come from one source.
+
+    The config is each output's own, and so is the index of its shards.
+    """
+    found: dict[str | int, dict[str, dict[str, bytes]]] = {}
+    for output in lock.outputs:
+        if output.path is not None and "tokenizer" in output.write:
+            files = {file.name: file.digest for file in output.side_files if file.name not in _OWN_FILES}
+            found.setdefault(output.write["tokenizer"], {})[output.name] = files
+    for source, files_of in sorted(found.items(), key=lambda entry: str(entry[0])):
+        yield from _unlike(files_of, f"were made with different tokenizer files of `{source}`")
 
 
 def _unlike(values: Mapping[str, object], what: str) -> Iterator[str]:

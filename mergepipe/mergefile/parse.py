@@ -29,12 +29,14 @@ VERSION = 1
 _TOP_KEYS = ("version", "sources", "outputs", "operators")
 _SOURCE_HINT = 'write `[sources.NAME]` with `path = "..."` below it'
 _OUTPUT_HINT = "write `[outputs.NAME]` with `operator` and `experts` below it"
+_UNSEEN = CustomOperator(name="", file="", function="", line=0)  # of a package; only that there is one counts
 _OPERATOR_HINT = 'write `[operators.NAME]` with `python = "ops.py:my_merge"` below it'
 
 
-LoadOperators = Callable[[Sequence[CustomOperator], Sequence[str]], Mapping[str, OperatorSignature]]
+LoadOperators = Callable[[Sequence[CustomOperator], Sequence[str]], Mapping[str, OperatorSignature | None]]
 """Given the custom operators that outputs use, and names of operators that are neither built in nor declared, returns
-the signatures of those that it can load; it may raise `MergefileError`."""
+the signatures of those that it can load, and None for one that there is but that it does not load; it may raise
+`MergefileError`."""
 
 
 def _load_none(declared: Sequence[CustomOperator], unknown: Sequence[str]) -> Mapping[str, OperatorSignature]:
@@ -161,11 +163,12 @@ def _entries(top: Table, path: Path, signatures: Mapping[str, OperatorSignature]
         [operator for name, operator in custom.items() if name in used and operator.file],
         [name for name in used if name not in signatures and name not in custom],
     )
-    signatures = {**signatures, **loaded}
+    signatures = {**signatures, **{name: signature for name, signature in loaded.items() if signature is not None}}
+    known = {**dict.fromkeys(loaded, _UNSEEN), **custom}
     return Mergefile(
         path=Path(os.path.abspath(path)),  # noqa: PTH100 - symlinks stay as they are
         sources={name: read_source(name, table, names) for name, table in sources.items()},
-        outputs={name: read_output(name, table, names, signatures, custom) for name, table in outputs.items()},
+        outputs={name: read_output(name, table, names, signatures, known) for name, table in outputs.items()},
         operators=custom,
     )
 

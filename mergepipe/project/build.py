@@ -23,6 +23,7 @@ from mergepipe.lockfile.assemble import (
     content_counts,
     declared_output,
     expert_block_facts,
+    location,
     locked_output,
 )
 from mergepipe.lockfile.reader import parse_lock
@@ -32,7 +33,7 @@ from mergepipe.project.budgets import PENDING, resolved
 from mergepipe.project.cards import CardFacts, card_facts
 from mergepipe.project.facts import Facts, KnownOutput, LastBuild, current_facts, encode_files, known_output
 from mergepipe.project.reasons import changed_reasons, cold_reasons
-from mergepipe.project.reports import OutputReport, OutputStatus, bound_of
+from mergepipe.project.reports import OutputReport, OutputStatus, bound_of, budget_notes
 from mergepipe.project.stages import Plans, record_place, tokenizer_of
 from mergepipe.publish.directory import recheck, touched_files
 from mergepipe.publish.sidefiles import SideFile
@@ -170,14 +171,21 @@ def _reasons(
         return ("it was not built here before",)
     cold = [source for source in plan.sources if source_pin(plan, source, index) is None]
     if cold:
-        return cold_reasons(cold, known.record, index, plans.stages, declared, target)
+        return cold_reasons(cold, known.record, index, plans.stages, declared, _locations(plan, plans), target)
     if plan.is_pending:
         return (PENDING,)
     if facts is None:
         return (UNREAD,)
     if facts.key() != known.key:
-        return changed_reasons(known.record, facts, index, declared, target) or ("its recipe changed",)
+        reasons = changed_reasons(known.record, facts, index, declared, _locations(plan, plans), target)
+        return reasons or ("its recipe changed",)
     return ()
+
+
+def _locations(plan: OutputPlan, plans: Plans) -> dict[str, dict[str, str]]:
+    """Return where the sources of an output are, as declared; none of those that are outputs themselves."""
+    declared = plans.mergefile.sources
+    return {name: location(declared[name]) for name in plan.sources if name in declared}
 
 
 def _touched(target: Path, known: KnownOutput) -> tuple[str, ...]:
@@ -279,7 +287,7 @@ def ready_built(prepared: Prepared, finished: FinishedOutput, index: SourceIndex
     )
 
 
-def last_build(ready: Ready) -> LastBuild:
+def last_build(ready: Ready, plans: Plans) -> LastBuild:
     """Return what the record tells of the build that made an output."""
     prepared, meter, finished = ready.prepared, ready.meter, ready.finished
     return LastBuild(
@@ -293,6 +301,7 @@ def last_build(ready: Ready) -> LastBuild:
         block_counts=block_facts(prepared.plan, meter),
         before=prepared.known.record.parts if prepared.known else None,
         cached=[tensor.name for tensor in finished.tensors if tensor.cached] if finished else [],
+        locations=_locations(prepared.plan, plans),
     )
 
 
@@ -314,6 +323,7 @@ def report(ready: Ready, started: float) -> OutputReport:
         bound=bound_of(plan),
         seconds=ready.seconds or time.monotonic() - started,
         decisions=plan.decisions,
+        notes=budget_notes(plan),
     )
 
 

@@ -73,6 +73,7 @@ class LastBuild(msgspec.Struct, frozen=True):
     ``reasons`` is why it was made, in words; ``run`` are the bytes that were moved, ``block_counts`` the output blocks
     by what became of them; ``before`` are the parts of its tensors' keys in the build before, where there was one.
     ``cached`` are the tensors all of whose blocks came from earlier builds, whatever became of their keys.
+    ``locations`` is where its sources were, as declared (`lockfile.assemble.location`).
     """
 
     reasons: list[str]
@@ -80,6 +81,7 @@ class LastBuild(msgspec.Struct, frozen=True):
     block_counts: dict[str, int]
     before: BuildParts | None = None
     cached: list[str] = []  # msgspec copies it
+    locations: dict[str, dict[str, str]] = {}
 
 
 class PublishedRecord(msgspec.Struct, frozen=True):

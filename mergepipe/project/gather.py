@@ -165,7 +165,7 @@ def make_plans(
             continue
         known = {**checkpoints, **{name: stage.checkpoint for name, stage in stages.items()}}
         try:
-            plan = plan_output(output, operators.__getitem__, known, geometry)
+            plan = plan_output(output, lambda name: _operator(name, operators), known, geometry)
             if output.name in used:
                 stages[output.name] = make_stage(plan, mergefile, checkpoints, stages)
             plans[output.name] = plan
@@ -178,6 +178,13 @@ def make_plans(
         stages=stages,
         plans=_to_build(plans, {output.name for output in outputs}),
     )
+
+
+def _operator(name: str, operators: Mapping[str, Operator]) -> Operator:
+    if name not in operators:
+        what = f"`{name}` is a custom operator, and the project was opened without their code"
+        raise MergefileError(what, hint="open it with `load_custom=True`")
+    return operators[name]
 
 
 def _to_build(plans: dict[str, OutputPlan], wanted: set[str]) -> tuple[OutputPlan, ...]:

@@ -74,6 +74,7 @@ class NextBuild:
     exact
         Whether the figures are those that the build will report; otherwise what is read to merge and what is written
         are upper limits, because the content of a source, or what statistics come to, is known only when it is read.
+        ``written`` is an upper limit as long as anything is computed: what comes out as before is there already.
     expert_bytes, base_bytes, index_bytes, written
         As a build reports them.
     unindexed

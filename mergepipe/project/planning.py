@@ -159,13 +159,18 @@ def _planned_output(
         output_bytes=sum(shard.size for shard in plan.layout.shards),
         shards=len(plan.layout.shards),
         decisions=plan.decisions,
-        notes=plan.notes if not plan.is_pending else (*plan.notes, f"{PENDING}: build what it is made from first"),
+        notes=_notes(plan),
         index_bytes_read=0 if measured is None else measured.index_bytes,
         expected_error=None if plan.outcome is None else finite(plan.outcome.expected),
         expected_error_uncertainty=None if plan.outcome is None else finite(plan.outcome.uncertainty),
         omitted_mass=0.0 if plan.outcome is None else plan.outcome.omitted_mass,
         losses=_losses(plan),
     )
+
+
+def _notes(plan: OutputPlan) -> tuple[str, ...]:
+    pending = (f"{PENDING}: build what it is made from first",) if plan.is_pending else ()
+    return (*plan.notes, *budget_notes(plan), *pending)
 
 
 def _experts(plan: OutputPlan, found: Forecast, cold: Mapping[str, int]) -> dict[str, PlannedExpert]:

@@ -172,6 +172,11 @@ def _entry_points(names: Iterable[str]) -> Mapping[str, importlib.metadata.Entry
     return {point.name: point for point in reversed(points) if point.name in wanted}
 
 
+def offered(names: Iterable[str]) -> list[str]:
+    """Return those of these names under which installed packages offer operators; none of their code runs."""
+    return sorted(_entry_points(names))
+
+
 def _package(point: importlib.metadata.EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 

@@ -141,7 +141,7 @@ def publish(
     text = render_lock(Lockfile(geometry=prepared.plan.geometry.id, sources=(), outputs=(ready.locked,)))
     blocks = ready.blocks if plans.is_stage(prepared.name) else {}
     budget = known_budget(prepared.plan, index)
-    parts, last = build_parts(prepared.plan, index), last_build(ready)
+    parts, last = build_parts(prepared.plan, index), last_build(ready, plans)
     if not prepared.plan.output.publish:
         published = encode_published(facts, (), text, ready.expert_blocks, blocks, budget, parts, last)
         catalog.record_published(prepared.target, published)

@@ -11,12 +11,15 @@ from mergepipe.digest import format_digest, is_sampled_pin, sampled_pin
 from mergepipe.errors import LockError
 from mergepipe.lockfile.compare import Difference, declared_differences
 from mergepipe.lockfile.reader import parse_lock
-from mergepipe.lockfile.records import LockedOutput, Lockfile
-from mergepipe.lockfile.writer import key_text
+from mergepipe.lockfile.records import LOCATION_KEYS, LockedOutput, Lockfile
+from mergepipe.lockfile.writer import key_text, value_text
 from mergepipe.project.facts import FACT_WORDS, Facts, PublishedRecord
 from mergepipe.project.key_parts import shortened
 
 _NAMED = 3
+Locations = Mapping[str, Mapping[str, str]]
+"""By source where it is, as declared."""
+_QUOTE = '"'
 _EXPERT = re.compile(r"experts\[(\d+)\]\.(.+)")
 _FACT_OF = {  # by the beginning of an entry; whatever is not here is a parameter
     "operator": "operator",
@@ -28,7 +31,12 @@ _FACT_OF = {  # by the beginning of an entry; whatever is not here is a paramete
 
 
 def changed_reasons(
-    record: PublishedRecord, new: Facts, index: SourceIndex, declared: LockedOutput, place: Path
+    record: PublishedRecord,
+    new: Facts,
+    index: SourceIndex,
+    declared: LockedOutput,
+    locations: Locations,
+    place: Path,
 ) -> tuple[str, ...]:
     """Return in words which facts differ from those of the build before, each with what changed of it.
 
@@ -40,12 +48,18 @@ def changed_reasons(
         What is known of sources beside the pins that ``new`` goes by.
     declared
         The output as it is declared now.
+    locations
+        Where its sources are declared to be now.
     place
         Where the record is from, for messages.
     """
     old = record.facts
     details = _details(record.lock, declared, place)
-    reasons = [_source_reason(name, old, new, index) for name in sorted({*old.sources, *new.sources})]
+    moved = _moved(record, locations)
+    reasons = [
+        "; ".join(filter(None, (moved.get(name), _source_reason(name, old, new, index))))
+        for name in sorted({*old.sources, *new.sources})
+    ]
     reasons += [
         _joined(words, details.get(name, ()))
         for name, words in FACT_WORDS.items()
@@ -63,6 +77,7 @@ def cold_reasons(
     index: SourceIndex,
     stages: Container[str],
     declared: LockedOutput,
+    locations: Locations,
     place: Path,
 ) -> tuple[str, ...]:
     """Return in words why an output must be built anew some of whose sources are not known as its budget asks.
@@ -78,17 +93,35 @@ def cold_reasons(
         Names of outputs of the project.
     """
     details = _details(record.lock, declared, place)
-    found = [_cold_reason(name, record.facts, index, stages) for name in cold]
+    moved = _moved(record, locations)
+    found = [moved.get(name) or _cold_reason(name, record.facts, index, stages) for name in cold]
     found += [_joined(words, details[name]) for name, words in FACT_WORDS.items() if name in details]
     return tuple(filter(None, found)) or tuple(f"source `{name}` was not read as its budget asks" for name in cold)
+
+
+def _moved(record: PublishedRecord, now: Locations) -> dict[str, str]:
+    """Return in words by source what the Mergefile says otherwise of where it is."""
+    found = {}
+    for name, before in (record.last.locations if record.last else {}).items():
+        after = now.get(name, before)
+        changes = [
+            f"{key} {before.get(key, 'none')} -> {after.get(key, 'none')}"
+            for key in LOCATION_KEYS
+            if before.get(key) != after.get(key)
+        ]
+        if changes:
+            found[name] = f"source `{name}` is declared otherwise: {', '.join(changes)}"
+    return found
 
 
 def _cold_reason(name: str, old: Facts, index: SourceIndex, stages: Container[str]) -> str:
     if name in stages:
         return f"output `{name}`, which it is made from, is not up to date"
     before = old.sources.get(name)
-    now = None if before is None else _same_kind(before, name, index)
-    if before is None or now is None:
+    if before is None:
+        return f"source `{name}` is new"
+    now = _same_kind(before, name, index)
+    if now is None:
         return f"source `{name}` changed on disk, or was not read before"
     return "" if now == before else _other_content(name, before, now)
 
@@ -106,7 +139,7 @@ def _source_reason(name: str, old: Facts, new: Facts, index: SourceIndex) -> str
     if before == after:
         return ""
     if before is None or after is None:
-        return f"source `{name}` is new or gone"
+        return f"source `{name}` is {'new' if before is None else 'no part of it any more'}"
     if is_sampled_pin(before) == is_sampled_pin(after):
         return _other_content(name, before, after)
     # What is read of it changed; whether its content did is known where a build read it both ways.
@@ -140,7 +173,17 @@ def _details(lock: str, declared: LockedOutput, place: Path) -> Mapping[str, Seq
         if not entry.startswith(("sources.", "path", "publish")):
             fact = next((fact for start, fact in _FACT_OF.items() if entry.startswith(start)), "parameters")
             found.setdefault(fact, []).append("".join(_words(entry, difference, declared)))
+            if entry == "experts":
+                found[fact] += _new_experts(before.output(declared.name), declared)
     return found
+
+
+def _new_experts(before: LockedOutput | None, declared: LockedOutput) -> Iterator[str]:
+    """Yield the parameters of experts that are new, such as their weights."""
+    known = {expert.source for expert in before.experts} if before else set()
+    for expert in declared.experts:
+        if expert.source not in known:
+            yield from (f"{key} of `{expert.source}` {value_text(value)}" for key, value in expert.params.items())
 
 
 def _words(entry: str, difference: Difference, declared: LockedOutput) -> Iterator[str]:
@@ -152,4 +195,4 @@ def _words(entry: str, difference: Difference, declared: LockedOutput) -> Iterat
     elif entry not in ("budget", "operator"):
         yield f"{entry} "
     old, new = ("none" if text is None else shortened(text) or "" for text in (difference.old, difference.new))
-    yield f"{old} -> {new}"
+    yield f"{old} -> {new}" if entry != "budget" else f"{old.strip(_QUOTE)} -> {new.strip(_QUOTE)}"

@@ -40,6 +40,15 @@ def bound_of(plan: OutputPlan) -> Bound:
     )
 
 
+def budget_notes(plan: OutputPlan) -> tuple[str, ...]:
+    """Return what is worth saying of a budget that limits nothing, though it was meant to."""
+    budget, outcome = plan.output.budget, plan.outcome
+    if budget is None or outcome is None or not budget.max_error or outcome.omitted_blocks or not plan.expert_blocks:
+        return ()
+    why = f"`{plan.output.operator}` has no bound that is known to be within it when less is read"
+    return (f"max_error {budget.max_error:g}: everything is read, {why}",)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputReport:
     """What a build did for one output.
@@ -59,6 +68,8 @@ class OutputReport:
         ``total``, ``read``, ``omitted``, ``zero``, ``shared``.
     decisions
         Policy decisions, such as dropped tensors.
+    notes
+        What is worth knowing of its budget.
     """
 
     name: str
@@ -75,6 +86,7 @@ class OutputReport:
     bound: Bound
     seconds: float
     decisions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def as_json(self) -> Json:
         """Return the JSON form."""
@@ -92,6 +104,7 @@ class OutputReport:
             "bound": self.bound.as_json(),
             "seconds": round(self.seconds, 6),
             "decisions": list(self.decisions),
+            "notes": list(self.notes),
         }
 
 

@@ -67,6 +67,7 @@ def open_project(
     memory: int | None = None,
     geometry: Geometry = GEOMETRY_1,
     allow_custom: bool = False,
+    load_custom: bool = True,
 ) -> Project:
     """Open a project: parse and check its Mergefile.
 
@@ -86,6 +87,8 @@ def open_project(
         The block geometry; another one than the default is for tests.
     allow_custom
         Whether the code of custom operators may run; the environment may allow it too.
+    load_custom
+        Whether it is loaded at all; without it, outputs of custom operators can be verified, and nothing else.
 
     Raises
     ------
@@ -102,6 +105,7 @@ def open_project(
         memory,
         geometry,
         allow_custom=allow_custom,
+        load_custom=load_custom,
     )
 
 
@@ -123,9 +127,11 @@ class Project:
         geometry: Geometry,
         *,
         allow_custom: bool = False,
+        load_custom: bool = True,
     ) -> None:
         self._operators = dict(operators())
-        self.mergefile = load_mergefile(path, signatures(), self._loader(path, allow_custom=allow_custom))
+        self._allow_custom = allow_custom
+        self.mergefile = load_mergefile(path, signatures(), self._loader(path, load=load_custom))
         self.lock_path = path.with_suffix(".lock")
         self._layout = CacheLayout(cache)
         self._reporter = reporter
@@ -349,20 +355,24 @@ class Project:
 
         return LevelBuilder(plans, catalog, packs, index, run, survey, self._reporter)
 
-    def _loader(self, path: Path, *, allow_custom: bool) -> LoadOperators:
+    def _loader(self, path: Path, *, load: bool) -> LoadOperators:
         """Return what loads custom operators into this project, where there are any and they are allowed."""
 
-        def load(declared: Sequence[CustomOperator], unknown: Sequence[str]) -> Mapping[str, OperatorSignature]:
+        def loaded(
+            declared: Sequence[CustomOperator], unknown: Sequence[str]
+        ) -> Mapping[str, OperatorSignature | None]:
             if not declared and not unknown:
                 return {}
-            from mergepipe.project.plugins import is_allowed, load_operators
+            from mergepipe.project.plugins import is_allowed, load_operators, offered
 
-            allowed = is_allowed(allow_custom)
+            if not load:
+                return dict.fromkeys(offered(unknown))
+            allowed = is_allowed(self._allow_custom)
             found = load_operators(declared, unknown, path.parent, path.name, allowed=allowed)
             self._operators |= found
             return {name: operator.signature for name, operator in found.items()}
 
-        return load
+        return loaded
 
     def _plans(self, selected: Sequence[Output]) -> Plans:
         """Open the sources of these outputs and plan them; everything that can be refused early is refused here."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 PASSWORD_VARIABLE = "MERGEPIPE_SIGN_PASSWORD"  # noqa: S105 - the name of a variable
 _CHANGED = re.compile(r"Hash mismatch for '(.+?)':")
+_MALFORMED = (json.JSONDecodeError, UnicodeDecodeError, KeyError, IndexError, TypeError, AttributeError)
 _LARGEST = 64 << 20  # bytes; a signature has some 200 for each file
 _INSTALL = "pip install 'mergepipe[sign]'"
 
@@ -142,7 +143,7 @@ class Signer:
                 _verify(directory, _verifier(key).set_hashing_config(_unhashed()))
             except _SignatureHoldsError:
                 return True
-            except (*_refusals(), RecursionError, MemoryError):
+            except _refusals():
                 return False
         return False
 
@@ -180,6 +181,8 @@ def signature_problem(directory: Path, names: Sequence[str], public_key: Path) -
         _verify(directory, _verifier(public_key).set_hashing_config(hashed))
     except (RecursionError, MemoryError):
         return "cannot be read: it is nested more deeply than any signature is"
+    except _MALFORMED:
+        return "is not a signature of these files by this key: it is not a Sigstore bundle"
     except _refusals() as error:
         return f"is not a signature of these files by this key{_reason(str(error))}"
     return None
@@ -274,7 +277,7 @@ def _check_readable(signature: Path) -> None:
     OSError
         If it is not there.
     ValueError
-        If it is not such a file.
+        If it is not such a file; devices and pipes are not opened.
     """
     status = signature.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -293,7 +296,7 @@ def _refusals() -> tuple[type[Exception], ...]:
     """Return what the package raises for a signature that does not hold, or that is none."""
     from cryptography.exceptions import InvalidSignature
 
-    return (InvalidSignature, ValueError, KeyError, IndexError, TypeError, AttributeError, OSError)
+    return (InvalidSignature, *_MALFORMED, ValueError, OSError, RecursionError, MemoryError)
 
 
 def _hashing(names: Sequence[str]) -> hashing.Config:

@@ -370,7 +370,7 @@ class VerifiedProject(Project):
         places = Places(
             base_dir=self.mergefile.root,
             sources={name: path for name, path in here.items() if path is not None} | dict(options.sources),
-            allow_custom=True,  # what opened the project has decided that
+            allow_custom=self._allow_custom or options.allow_custom,
         )
         return _sampled(target, output, places, sample, self._cache(), self._reporter)
 

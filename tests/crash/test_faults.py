@@ -69,8 +69,8 @@ def fail_nth_call(site, clean, call, error, nth):
     if result.code == 0:  # a call that the build can do without
         site.check_done(clean[2])
     else:
-        # A source whose header cannot be read counts as a source that is wrong.
-        check_refused(result, code=2 if "source `" in result.stderr else 1)
+        # A source or a lock that cannot be read counts as one that is wrong.
+        check_refused(result, code=2 if "source `" in result.stderr or "the lock `" in result.stderr else 1)
         # SQLite keeps the reason of the operating system to itself.
         reasons = (os.strerror(error), "catalog.db` cannot be used: ")
         assert any(reason in result.stderr for reason in reasons), result.stderr

@@ -248,7 +248,7 @@ def test_a_killed_replay_leaves_nothing_that_the_next_one_does_not_remove(built,
 
 
 def test_a_killed_sweep_leaves_nothing_that_the_next_one_does_not_remove(built, clean):
-    sweep = ("sweep", "two", "--budgets", "50%", "--eval", "echo 1")
+    sweep = ("sweep", "two", "--budgets", "50%", "--eval", "sh -c 'echo 1'")
     assert built.run(*sweep, env={"MERGEPIPE_CRASH_POINT": "sweep.scratch"}).code == -9
     assert built.litter() != []
     result = built.run(*sweep)

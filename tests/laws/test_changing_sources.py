@@ -77,7 +77,8 @@ def test_a_checkpoint_swapped_for_another_by_renaming_its_folder_is_noticed(proj
     project.check("m")
 
 
-def test_a_link_that_points_elsewhere_is_noticed(project, tmp_path):
+def test_a_link_that_points_elsewhere_is_noticed(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("MERGEPIPE_FOLLOW_LINKS", "1")
     path = project.source_file("e1")
     store = tmp_path / "store"
     store.mkdir()

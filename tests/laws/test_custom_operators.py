@@ -7,10 +7,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from support.checkpoints import random_tensors
+from support.cli import run_mergepipe
 from support.projects import SmallProject
 
 from mergepipe.errors import CollectedErrors, MergefileError, OperatorError, PlanError
 from mergepipe.project.plugins import VARIABLE
+from mergepipe.project.verify import VerifyOptions
 
 SHAPES = {"model.layers.0.w": (12, 16), "model.layers.1.w": (12, 16), "model.norm.weight": (40,)}
 MIDPOINT = '''
@@ -300,3 +302,34 @@ def test_what_a_function_raises_during_a_build_names_tensor_and_output(project):
     told = r"tensor `model\.layers\.0\.w` of output `m`: the custom operator `mid` raised ZeroDivisionError"
     with pytest.raises(OperatorError, match=told):
         project.build()
+
+
+def test_verifying_takes_no_code_of_operators(project, monkeypatch):
+    """It only hashes; making blocks again runs code, and needs to be allowed."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    project.build()
+    project.code("raise RuntimeError('this ran')")
+    unloaded = project.open(allow_custom=False, load_custom=False)
+    assert unloaded.verify().ok
+    assert unloaded.verify(["m"], VerifyOptions(full=True)).ok
+    with pytest.raises(MergefileError, match="would run"):
+        unloaded.verify(["m"], VerifyOptions(sample=50.0))
+    with pytest.raises(MergefileError, match="opened without their code"):
+        unloaded.status()
+
+
+def test_the_command_line_verifies_without_code(project):
+    assert run_mergepipe(["build", "--allow-custom"], project.root).code == 0
+    project.code("raise RuntimeError('this ran')")
+    result = run_mergepipe(["verify"], project.root)
+    assert (result.code, result.stderr) == (0, "")
+    refused = run_mergepipe(["verify", "--rebuild-sample", "5%"], project.root)
+    assert (refused.code, "would run" in refused.stderr) == (2, True)
+
+
+def test_verifying_takes_no_code_of_packages(project, package):
+    project.set_output("m", project.outputs["m"] | {"operator": "half"})
+    project.build()
+    sys.modules.pop("halves")
+    assert project.open(allow_custom=False, load_custom=False).verify().ok
+    assert "halves" not in sys.modules

@@ -404,7 +404,8 @@ def test_an_overlap_through_links_is_refused_even_with_force(project, path):
     assert snapshot(project.root / "models") == before
 
 
-def test_a_source_that_links_into_the_output_directory_is_refused(project):
+def test_a_source_that_links_into_the_output_directory_is_refused(project, monkeypatch):
+    monkeypatch.setenv("MERGEPIPE_FOLLOW_LINKS", "1")
     project.build()
     weights = project.folder("m") / "model.safetensors"
     project.source_file("e1").unlink()
@@ -415,7 +416,8 @@ def test_a_source_that_links_into_the_output_directory_is_refused(project):
     assert snapshot(project.folder("m")) == before
 
 
-def test_an_output_may_lie_below_the_folder_of_a_linked_weight_file(project):
+def test_an_output_may_lie_below_the_folder_of_a_linked_weight_file(project, monkeypatch):
+    monkeypatch.setenv("MERGEPIPE_FOLLOW_LINKS", "1")
     project.source_file("e1").rename(project.root / "e1.safetensors")
     project.source_file("e1").symlink_to(project.root / "e1.safetensors")
     project.build()

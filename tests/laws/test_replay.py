@@ -180,12 +180,11 @@ def test_an_output_that_is_made_from_outputs_needs_its_own_manifest_alone(tmp_pa
     assert_replays(project, "lent", tmp_path / "lent")
 
 
-@pytest.mark.parametrize("tokenizer", ["base", "stage", "e1"])
-@pytest.mark.parametrize("output", ["stage", "final"])
+@pytest.mark.parametrize(
+    ("output", "tokenizer"), [("stage", "base"), ("stage", "e1"), ("final", "stage"), ("final", "base")]
+)
 def test_a_tokenizer_that_was_declared_gives_the_same_card(tmp_path, output, tokenizer):
     """The record does not tell a tokenizer that was declared from one that is so by itself."""
-    if output == tokenizer:
-        return
     project = declare(tmp_path / "project")
     project.set_output("final", merged("e3", base="stage", operator="task_arithmetic"))
     project.set_output(output, project.outputs[output] | {"write": {"tokenizer": tokenizer}})

@@ -13,6 +13,7 @@ from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.checkpoints.samples import sample_runs
 from mergepipe.digest import is_sampled_pin
 from mergepipe.errors import LockDiffersError
+from mergepipe.lockfile.merge import inconsistencies
 from mergepipe.lockfile.reader import read_lock
 
 BLOCK = 16_384
@@ -247,6 +248,20 @@ def places(project, *, read):
                 if outside and ((name, number, block) in chosen) == read:
                     yield expert, name, at + outside[0]
                 at += elements
+
+
+def test_a_build_of_everything_writes_a_lock_that_does_not_contradict_itself(tmp_path):
+    """Pins go from samples to content and back as outputs that read a source whole come and go."""
+    project = make(tmp_path)
+    whole = {"operator": "linear", "experts": ["a", "b"]}
+    for changes in ({}, {"whole": whole}, {"whole": whole, "n": recipe("10%")}, {"n": recipe("10%")}):
+        project.outputs = {"m": project.outputs["m"], **changes}
+        project.save()
+        project.build()
+        lock = read_lock(project.lock)
+        assert list(inconsistencies(lock)) == []
+        assert is_sampled_pin(lock.source("a").digest) == ("whole" not in changes)
+        project.build(locked=True)
 
 
 def test_a_change_of_what_is_never_read_changes_nothing(tmp_path):

@@ -253,7 +253,10 @@ def test_an_encrypted_key_signs_with_its_password(project, keys):
     [
         (b"[" * 100_000, "cannot be read: it is nested"),
         (b'{"mediaType": ' * 50_000, "cannot be read: it is nested"),
-        (b"x" * 300, "is not a signature"),
+        (b"x" * 300, "is not a signature of these files by this key: it is not a Sigstore bundle"),
+        (b"\xff" * 300, "it is not a Sigstore bundle"),
+        (b"{}", "it is not a Sigstore bundle"),
+        (b"[]", "it is not a Sigstore bundle"),
         (b"[" * 3000, "more than any signature"),
     ],
 )
@@ -271,10 +274,11 @@ def test_a_signature_that_is_made_to_mislead_is_one_problem_and_is_replaced(proj
     assert checked(project, keys) == ("valid", [])
 
 
-def test_a_signature_that_is_no_file_is_one_problem(project, keys):
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_signature_that_is_no_file_is_one_problem(project, keys, kind):
     build(project, keys)
     signature(project).unlink()
-    os.mkfifo(signature(project))
+    os.mkfifo(signature(project)) if kind == "pipe" else signature(project).symlink_to("/dev/zero")
     assert checked(project, keys) == ("invalid", ["is not a signature of these files by this key: it is not a file"])
 
 

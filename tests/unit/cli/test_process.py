@@ -11,6 +11,7 @@ from support.checkpoints import random_tensors, write_checkpoint
 from support.cli import COMMAND, clean_environment, run_mergepipe, run_process
 
 from mergepipe._version import __version__
+from mergepipe.errors import CancelledError
 
 FULL = Path("/dev/full")
 HEAVY = ("numpy", "torch", "networkx", "rich", "msgspec", "ml_dtypes", "sqlite3")
@@ -120,3 +121,31 @@ def test_names_beyond_the_encoding_of_the_stream_are_escaped(tmp_path):
 def test_shells_can_complete_commands(tmp_path):
     env = {"_MERGEPIPE_COMPLETE": "bash_complete", "COMP_WORDS": "mergepipe pl", "COMP_CWORD": "1"}
     assert "plan" in run_mergepipe([], tmp_path, env).stdout
+
+
+# The command line is imported, and stopped there, as by Ctrl-C.
+_STOPPED = """
+import signal, sys
+import mergepipe.__main__
+class Stop:
+    def find_spec(self, name, *rest):
+        if name == "mergepipe.cli.build":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Stop())
+sys.argv = ["mergepipe", *sys.argv[1:]]
+mergepipe.__main__.main()
+"""
+
+
+def test_an_interrupt_while_the_command_line_is_imported_is_told_in_words(tmp_path):
+    result = run_process((sys.executable, "-c", _STOPPED, "status"), tmp_path)
+    assert (result.code, result.stdout, result.stderr) == (130, "", "error: interrupted\n")
+    result = run_process((sys.executable, "-c", _STOPPED, "status", "--json"), tmp_path)
+    assert (result.code, json.loads(result.stderr)["error"]) == (130, CancelledError("interrupted").as_json())
+
+
+def test_an_interrupt_after_the_end_of_a_command_changes_nothing(tmp_path):
+    late = "import atexit, signal; atexit.register(signal.raise_signal, signal.SIGINT)\n"
+    code = f"{late}import sys; sys.argv = ['mergepipe', '--version']; import mergepipe.__main__ as m; m.main()"
+    result = run_process((sys.executable, "-c", code), tmp_path)
+    assert (result.code, result.stdout, result.stderr) == (0, f"mergepipe {__version__}\n", "")

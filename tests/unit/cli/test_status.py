@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 from unit.cli.fakes import STATUS, assert_golden
 
@@ -25,3 +26,9 @@ def test_json_is_the_report_alone(cli):
     result = cli("status", "average", "--json")
     assert json.loads(result.stdout) == STATUS.as_json()
     assert cli.project.calls == [("status", {"outputs": ("average",)})]
+
+
+def test_a_lock_that_is_not_verified_says_which_outputs_are_not_known(cli):
+    cli.project.result = replace(STATUS, lock_state="unverified")
+    last = cli("status").stdout.splitlines()[-1]
+    assert last == "Mergefile.lock is not verified: `assistant` is stale, `cheap` is unbuilt; a build tells"

@@ -11,7 +11,7 @@ from unit.lockfile.samples import locks
 
 from mergepipe.digest import sampled_pin
 from mergepipe.lockfile.merge import inconsistencies, merge_locks
-from mergepipe.lockfile.records import LockedSlice, Lockfile
+from mergepipe.lockfile.records import LockedSideFile, LockedSlice, Lockfile
 
 SOURCES = {name: source(name).digest for name in ("base", "code", "math")}
 LEFT, RIGHT = output("left", SOURCES, tensors("left")), output("right", SOURCES, tensors("right"))
@@ -179,6 +179,27 @@ def test_two_kinds_of_arithmetic_are_a_conflict_unless_they_were_asked_for():
     other = replace(THEIRS, numerics="float64")
     assert "outputs `ours` and `theirs` were made with different arithmetic (`numerics`)" in added(OURS, other)
     assert added(OURS, replace(other, params={"numerics": "float64"})) == ()
+
+
+def with_files(entry, **files: str):
+    names = {name.replace("_", "."): digest(label) for name, label in files.items()}
+    return replace(entry, side_files=tuple(LockedSideFile(name=name, digest=own) for name, own in names.items()))
+
+
+def test_two_contents_of_one_tokenizer_are_a_conflict():
+    """A source's digest is of its tensors: that its tokenizer was changed in place shows in outputs alone."""
+    one = with_files(OURS, config_json="a", tokenizer_json="t")
+    base = lock(one)
+    assert list(inconsistencies(base)) == []
+    assert list(inconsistencies(lock(one, with_files(THEIRS, config_json="b", tokenizer_json="t")))) == []
+    message = "outputs `ours` and `theirs` were made with different tokenizer files of `base`"
+    for other in (with_files(THEIRS, tokenizer_json="u"), with_files(THEIRS, config_json="a")):
+        assert list(inconsistencies(lock(one, other))) == [message]
+        assert list(inconsistencies(lock(one, replace(other, path=None)))) == []
+        assert list(inconsistencies(lock(one, replace(other, write=other.write | {"tokenizer": "code"})))) == []
+    changed = with_files(OURS, config_json="a", tokenizer_json="u")
+    found = merge_locks(base, lock(changed), lock(one, with_files(THEIRS, tokenizer_json="t")))
+    assert found.problems == (message,)
 
 
 def sampled(entry, label: str = "samples"):

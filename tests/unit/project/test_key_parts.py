@@ -156,11 +156,11 @@ def test_blocks_that_come_from_the_cache_are_not_rebuilt(project):
 def test_a_source_that_changed_with_the_budget_is_named(project):
     project.build()
     changed(project, budget=sampled(25))
-    assert reasons(project) == ('the budget changed: "full" -> "25% by samples"',)
+    assert reasons(project) == ("the budget changed: full -> 25% by samples",)
     edit_tensor(project.source_file("math"), FIRST, 5, 2.5)
     assert reasons(project) == (
         "source `math` changed on disk, or was not read before",
-        'the budget changed: "full" -> "25% by samples"',
+        "the budget changed: full -> 25% by samples",
     )
     changed(project, budget=percent(50))
     project.build()
@@ -185,12 +185,12 @@ def test_an_input_known_in_another_way_is_no_other_input():
     assert first_change(second, first, "t").after == "read whole"
     other = made([("base", "b", digest("b")), ("expert", "e", sampled_pin(digest("other")))])
     assert first_change(second, other, "t").part == "input", "the same blocks are read, and they are others"
-    moved = made([("base", "b", digest("b")), ("expert", "e", sampled_pin(digest("other")))], access=b"more")
+    moved = made([("base", "b", digest("b")), ("expert", "e", sampled_pin(digest("other")))], "more")
     assert first_change(second, moved, "t").part == "access"
 
 
-def made(inputs, access=b"some"):
-    tensor = TensorParts(operator="x", code=b"", params=0, inputs=inputs, access=access, form="F32 4")
+def made(inputs, access="some"):
+    tensor = TensorParts(operator="x", code=b"", params=0, inputs=inputs, access=digest(access), form="F32 4")
     return BuildParts(geometry=1, params=[ParamSet(values={}, experts=[])], tensors={"t": tensor})
 
 
@@ -277,6 +277,22 @@ def test_status_names_a_source_with_both_digests(project):
     before, after = digests.split(" -> ")
     assert before != after
     assert all(digest.startswith("b3:") and len(digest) == 15 for digest in (before, after))
+
+
+def test_what_the_mergefile_says_otherwise_of_a_source_is_named(project):
+    project.build()
+    project.add_source("math", random_tensors(1, SHAPES), path="models/math-2")
+    project.add_source("docs", random_tensors(7, SHAPES))
+    changed(project, experts=["math", "code", {"source": "docs", "weight": 0.25}])
+    found = (
+        "source `math` is declared otherwise: path models/math -> models/math-2",
+        "source `docs` is new",
+        "weights, parameters or rules changed: experts math, code -> math, code, docs, weight of `docs` 0.25",
+    )
+    assert reasons(project) == found
+    project.build()
+    assert reasons(project) == ()
+    assert tuple(last(project).reasons) == found
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,449 @@
+"""What is fuzzed: each target damages one kind of file, reads it as the commands do, and says what must hold."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+import shutil
+import sqlite3
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fuzz.mutate import VALUES, mutated, mutated_header, mutated_json, mutated_lines
+from fuzz.watch import BrokenPromiseError, outcome
+from support.adapters import PREFIX, factors, write_adapter
+from support.checkpoints import random_tensors, safetensors_bytes, write_checkpoint
+from support.projects import SmallProject
+
+from mergepipe.checkpoints.adapter import open_adapter
+from mergepipe.checkpoints.checkpoint import open_checkpoint
+from mergepipe.checkpoints.place import Place
+from mergepipe.checkpoints.sniff import sniff
+from mergepipe.digest import content_digest
+from mergepipe.errors import MergepipeError
+from mergepipe.lockfile.checksum import has_checksum
+from mergepipe.lockfile.diff import diff_sides, manifest_side
+from mergepipe.lockfile.diff_values import Side
+from mergepipe.lockfile.manifest import parse_manifest
+from mergepipe.lockfile.reader import parse_lock
+from mergepipe.lockfile.writer import render_lock
+from mergepipe.mergefile.mergekit.imported import import_mergekit
+from mergepipe.mergefile.mergekit.sources import Found
+from mergepipe.mergefile.parse import load_mergefile
+from mergepipe.operators.registry import signatures
+from mergepipe.project.replay_source import declared_mergefile
+from mergepipe.project.verify import VerifyOptions
+from mergepipe.publish.directory import owned_files
+from mergepipe.publish.sidefiles import without_private
+from mergepipe.publish.sourcecard import parse_source_card, read_source_card
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CORPUS = Path(__file__).parent / "corpus"
+SHAPES = {"embed.weight": (6, 4), "layers.0.q.weight": (4, 4), "layers.1.q.weight": (4, 4), "lm_head.weight": (6, 4)}
+Mutator = Callable[[random.Random, Sequence[bytes]], bytes]
+
+
+class Target:
+    """One kind of file.
+
+    Attributes
+    ----------
+    mutate
+        How it is damaged.
+    """
+
+    name: str
+    mutate: Mutator = staticmethod(mutated)
+
+    def __init__(self, box: Path) -> None:
+        """Prepare in an empty folder of the target's own."""
+        self.box = box
+        self.seeds = [*self.prepare(), *(p.read_bytes() for p in sorted((CORPUS / self.name).glob("*")))]
+
+    @abstractmethod
+    def prepare(self) -> list[bytes]:
+        """Return valid files to begin with."""
+
+    @abstractmethod
+    def read(self, data: bytes) -> object:
+        """Read a damaged one as a command would."""
+
+    def put(self, data: bytes) -> None:
+        """Lay a damaged file where `read` looks for it."""
+
+    def execute(self, draw: random.Random) -> tuple[bytes, str]:
+        """Damage, read and judge once; return the file and how it ended."""
+        data = self.mutate(draw, self.seeds)
+        return data, self.judge(data)
+
+    def judge(self, data: bytes) -> str:
+        """Read a file and return how it ended."""
+        self.put(data)
+        return outcome(lambda: self.read(data), self.box)
+
+
+class HeaderTarget(Target):
+    """A safetensors file."""
+
+    name = "header"
+    mutate = staticmethod(mutated_header)
+
+    def prepare(self) -> list[bytes]:
+        mixed = random_tensors(1, SHAPES, "F32") | random_tensors(2, {"half": (3,), "empty": (0, 4), "one": ()}, "BF16")
+        return [
+            safetensors_bytes(random_tensors(0, SHAPES, "BF16"), {"format": "pt"}),
+            safetensors_bytes(mixed | {"ids": ("I64", (2,), bytes(16)), "f4": ("F4", (4,), bytes(2))}),
+            safetensors_bytes({}),
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n",
+            b"<!-- a --><!-- b --> <!doctype html><html>",
+            b"PK\x03\x04" + bytes(60), b"\x80\x02}q\x00.", b"GGUF" + bytes(40),
+        ]  # fmt: skip
+
+    def put(self, data: bytes) -> None:
+        (self.box / "model.safetensors").write_bytes(data)
+
+    def read(self, data: bytes) -> object:
+        sniff(data[:4096])
+        return open_checkpoint(self.box, label="source").layers()
+
+
+class IndexTarget(Target):
+    """The index of a sharded checkpoint."""
+
+    name = "index"
+    mutate = staticmethod(mutated_json)
+
+    def prepare(self) -> list[bytes]:
+        write_checkpoint(self.box / "m", random_tensors(0, SHAPES), shards=2)
+        return [(self.box / "m" / "model.safetensors.index.json").read_bytes()]
+
+    def put(self, data: bytes) -> None:
+        (self.box / "m" / "model.safetensors.index.json").write_bytes(data)
+
+    def read(self, data: bytes) -> object:
+        return open_checkpoint(self.box / "m", label="source")
+
+
+class SideFilesTarget(Target):
+    """A config, a source's card, and what else lies beside weights."""
+
+    name = "sidefiles"
+    mutate = staticmethod(mutated_json)
+
+    def prepare(self) -> list[bytes]:
+        write_checkpoint(self.box / "m", random_tensors(0, SHAPES))
+        config = {
+            "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "torch_dtype": "bfloat16",
+            "_name_or_path": "/home/me/model", "tie_word_embeddings": False, "rope": {"a": [1]},
+            "quantization_config": {"bits": 4},
+        }  # fmt: skip
+        return [json.dumps(config).encode()]
+
+    def put(self, data: bytes) -> None:
+        (self.box / "m" / "config.json").write_bytes(data)
+        (self.box / "m" / "README.md").write_bytes(b"---\nlicense: mit\n" + data + b"\n---\n")
+
+    def read(self, data: bytes) -> object:
+        read_source_card(Place(label="m", root=self.box / "m", shown="m"))
+        parse_source_card(b"---\nbase_model:\n- " + data + b"\n---")
+        without_private(data)
+        return open_checkpoint(self.box / "m", label="source")
+
+
+class MergefileTarget(Target):
+    """A Mergefile."""
+
+    name = "mergefile"
+    mutate = staticmethod(mutated_lines)
+
+    def prepare(self) -> list[bytes]:
+        root = Path(__file__).parents[2] / "Mergefile.toml"
+        return [root.read_bytes(), *(path.read_bytes() for path in sorted(GOLDEN.glob("merge*/*.toml")))]
+
+    def put(self, data: bytes) -> None:
+        (self.box / "Mergefile.toml").write_bytes(data)
+
+    def read(self, data: bytes) -> object:
+        return load_mergefile(self.box / "Mergefile.toml", signatures())
+
+
+class MergekitTarget(Target):
+    """A configuration of mergekit."""
+
+    name = "mergekit"
+    mutate = staticmethod(mutated_lines)
+
+    def prepare(self) -> list[bytes]:
+        return [path.read_bytes() for path in sorted((GOLDEN / "mergekit").glob("*.yml"))]
+
+    def read(self, data: bytes) -> object:
+        found = Found(path="models/m")
+        return import_mergekit(data, Path("merge.yml"), self.box / "Mergefile.toml", signatures(), lambda _: found)
+
+
+class LockTarget(Target):
+    """A lock: read, written and read again, and compared with the one that it was made from."""
+
+    name = "lock"
+    mutate = staticmethod(mutated_lines)
+
+    def prepare(self) -> list[bytes]:
+        self.path = self.box / "Mergefile.lock"
+        seeds = [path.read_bytes() for path in sorted((GOLDEN / "lockfile").glob("*.lock"))]
+        self.first = parse_lock(seeds[0], self.path)
+        return seeds
+
+    def read(self, data: bytes) -> object:
+        lock = parse_lock(data, self.path)
+        again = parse_lock(render_lock(lock), self.path)
+        if render_lock(again) != render_lock(lock):
+            raise BrokenPromiseError("a lock that was read is written as another one")
+        return diff_sides(
+            Side(name="old", kind="lock", lock=self.first), Side(name="new", kind="lock", lock=lock), signatures()
+        ).as_json()
+
+
+class ManifestTarget(Target):
+    """A manifest: read as `verify`, `diff`, `replay` and publishing do."""
+
+    name = "manifest"
+    mutate = staticmethod(mutated_json)
+
+    def prepare(self) -> list[bytes]:
+        project = SmallProject(self.box / "project")
+        project.add_sources({name: random_tensors(i, SHAPES) for i, name in enumerate(("base", "a", "b"))})
+        project.set_output(
+            "m", {"operator": "ties", "base": "base", "experts": ["a"], "budget": {"expert_reads": "50%"}}
+        )
+        project.set_output("n", {"operator": "linear", "experts": [{"source": "m", "weight": 0.5}, "b"]})
+        project.build()
+        made = [(project.folder(name) / "mergepipe.json").read_bytes() for name in project.outputs]
+        return made + [path.read_bytes() for path in sorted((GOLDEN / "lockfile").glob("*.json"))]
+
+    def put(self, data: bytes) -> None:
+        (self.box / "mergepipe.json").write_bytes(data)
+
+    def read(self, data: bytes) -> object:
+        owned_files(self.box)
+        path = self.box / "mergepipe.json"
+        manifest = parse_manifest(data, path, unchanged=False)
+        has_checksum(data)
+        for name in manifest.files:
+            if not (self.box / name).resolve().is_relative_to(self.box.resolve()):
+                raise BrokenPromiseError(f"the file {name!r} is outside")
+        side = manifest_side("new", manifest)
+        diff_sides(side, side, signatures()).as_json()
+        return declared_mergefile(manifest, path, self.box, code=None, allow_custom=False)
+
+
+class AdapterConfigTarget(Target):
+    """The config of an adapter."""
+
+    name = "adapter-config"
+    mutate = staticmethod(mutated_json)
+
+    def prepare(self) -> list[bytes]:
+        base = write_checkpoint(self.box / "base", random_tensors(0, SHAPES))
+        self.on = open_checkpoint(base, label="base")
+        weights = factors(1, "layers.0.q", 4, 4) | factors(2, "layers.1.q", 4, 4)
+        weights |= random_tensors(3, {f"{PREFIX}lm_head.weight": (6, 4)})
+        write_adapter(self.box / "a", weights)
+        plain = (self.box / "a" / "adapter_config.json").read_bytes()
+        config = json.loads(plain)
+        patterns = {"rank_pattern": {"layers.0.q": 2, r".*\.1\.q": 2}, "alpha_pattern": {"^layers\\.[0-9]+\\.(q|k)": 7}}
+        return [plain, json.dumps(config | patterns | {"use_rslora": True}).encode()]
+
+    def put(self, data: bytes) -> None:
+        (self.box / "a" / "adapter_config.json").write_bytes(data)
+
+    def read(self, data: bytes) -> object:
+        adapter = open_adapter(self.box / "a", label="adapter", on=self.on).adapter
+        return adapter and adapter.digest
+
+
+class AdapterTarget(AdapterConfigTarget):
+    """The weights of an adapter."""
+
+    name = "adapter"
+    mutate = staticmethod(mutated_header)
+
+    def prepare(self) -> list[bytes]:
+        super().prepare()
+        return [(self.box / "a" / "adapter_model.safetensors").read_bytes()]
+
+    def put(self, data: bytes) -> None:
+        (self.box / "a" / "adapter_model.safetensors").write_bytes(data)
+
+
+class ProjectTarget(Target):
+    """A file of a project that was built: the next builds end well, and with the right bytes.
+
+    A build may fail once for a file of its own that is damaged; the one after it puts that right.
+    """
+
+    damaged: str
+    """What is damaged: the first file that the pattern finds."""
+    executions = 0
+
+    def prepare(self) -> list[bytes]:
+        self.clean = self.box / "clean"
+        project = SmallProject(self.clean)
+        project.add_sources({name: random_tensors(i, SHAPES) for i, name in enumerate(("base", "a", "b"))})
+        project.set_output("m", {"operator": "task_arithmetic", "base": "base", "experts": ["a", "b"]})
+        project.set_output("n", {"operator": "ties", "base": "base", "experts": ["a", "b"], "params": {"density": 0.5}})
+        project.build()
+        self.files = {name: project.folder(name) / "model.safetensors" for name in project.outputs}
+        self.want = {name: content_digest(path.read_bytes()) for name, path in self.files.items()}
+        self.outputs = project.outputs
+        return [path.read_bytes() for path in sorted(self.clean.glob(self.damaged))]
+
+    def judge(self, data: bytes) -> str:
+        self.executions += 1
+        work = self.box / "work"
+        project = SmallProject(work, sources={n: f"models/{n}" for n in ("base", "a", "b")}, outputs=self.outputs)
+        if not work.exists():
+            shutil.copytree(self.clean, work)
+            project.build()
+        path = min(work.glob(self.damaged))
+        path.chmod(0o644)
+        self.damage(path, data)
+        if self.executions % 2:  # so that there is something to make from what lies in the cache
+            shutil.rmtree(work / "build")
+        try:
+            return self.rebuilt(project)
+        except BrokenPromiseError:
+            shutil.rmtree(work)  # else it goes on from what the last build left
+            raise
+
+    def rebuilt(self, project: SmallProject) -> str:
+        """Build twice, and return how the first build ended."""
+        looked = outcome(lambda: self.look(project), self.box)
+        first, second = outcome(project.build, self.box), outcome(project.build, self.box)
+        if second != "read":
+            raise BrokenPromiseError(f"the second build ends with an error, too: {looked}, {first}, {second}")
+        for name, want in self.want.items():
+            if content_digest((project.folder(name) / "model.safetensors").read_bytes()) != want:
+                raise BrokenPromiseError(f"output {name} has other bytes after {looked}, {first}, {second}")
+        return first
+
+    def look(self, project: SmallProject) -> None:
+        """Do what writes nothing."""
+        with contextlib.suppress(MergepipeError):
+            project.open().status(())
+        with contextlib.suppress(MergepipeError):
+            project.open().plan(())
+        project.open().verify((), VerifyOptions())
+
+    def damage(self, path: Path, data: bytes) -> None:
+        """Put the damage in place."""
+        path.write_bytes(data)
+
+
+DTYPES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "C64": 8}
+NAMES = (
+    *SHAPES, "layers.2.q.weight", "layers.999999999.w", "\x1b[31m\n", "../x", "", "\u202e", "a" * 3000,
+    "layers.0.q.bias", "model.embed_tokens.weight", "layers.0.q.weight_scale_inv", "layers.01.q.weight", "0",
+    "x.qweight",
+)  # fmt: skip
+DIMS = (0, 1, 2, 4, 4, 6, 64, 65, 2**40)
+
+
+def odd_tensors(draw: random.Random, _: Sequence[bytes]) -> bytes:
+    """Return a valid file of odd tensors: any names, dtypes, shapes and values."""
+    shapes: dict[str, tuple[int, ...]] = dict(SHAPES) if draw.random() < 0.7 else {}
+    for _number in range(draw.randint(1, 3)):
+        name = draw.choice(NAMES)
+        if draw.random() < 0.2:
+            shapes.pop(name, None)
+            continue
+        shapes[name] = tuple(draw.choice(DIMS) for _dim in range(draw.choice([0, 1, 2, 2, 2, 3])))
+    tensors = {}
+    for name, shape in shapes.items():
+        dtype = draw.choice(["F32", "F32", "F32", "F32", *DTYPES])
+        size = DTYPES[dtype] * math.prod(shape)
+        if size > 1 << 16:
+            shape, size = (*shape, 0), 0
+        tensors[name] = dtype, shape, draw.choice([bytes(size), draw.randbytes(size), b"\xff" * size])
+    return safetensors_bytes(tensors)
+
+
+class BuildTarget(Target):
+    """An expert of odd tensors, planned and merged by one operator after the other."""
+
+    name = "build"
+    mutate = staticmethod(odd_tensors)
+    operators = ("linear", "ties", "slerp", "model_stock", "sce", "dare_ties", "karcher", "breadcrumbs", "passthrough")
+
+    def prepare(self) -> list[bytes]:
+        self.project = SmallProject(self.box / "p")
+        self.project.add_sources(
+            {name: random_tensors(i, SHAPES) for i, name in enumerate(("base", "a", "b"))}, config={}
+        )
+        return []
+
+    def put(self, data: bytes) -> None:
+        operator = self.operators[zlib.crc32(data) % len(self.operators)]
+        base = {} if operator in ("linear", "passthrough", "karcher") else {"base": "base"}
+        more = {"ties": {"budget": {"expert_reads": "50%"}}, "slerp": {"params": {"t": 0.5}}}.get(operator, {})
+        if len(data) % 2:
+            more = {**more, "params": {**more.get("params", {}), "non_finite": "allow"}}
+        experts = ["a", "b"] if operator in ("model_stock", "karcher", "sce") else ["a"]
+        self.project.set_output("m", {"operator": operator, "experts": experts, **base, **more})
+        self.project.source_file("a").write_bytes(data)
+        for name in ("build", ".mergecache"):
+            shutil.rmtree(self.project.root / name, ignore_errors=True)
+
+    def read(self, data: bytes) -> object:
+        project = self.project.open()
+        project.plan(())
+        project.build(())
+        project.explain("m").as_json()
+        report = project.verify((), VerifyOptions(full=True))
+        if not report.ok:
+            raise BrokenPromiseError("what was just built is not right")
+        return project.report(()).as_json()
+
+
+class PackTarget(ProjectTarget):
+    """A finished shard in the cache; half of the time the output that shares it is gone."""
+
+    name = "pack"
+    mutate = staticmethod(mutated_header)
+    damaged = ".mergecache/packs/*.safetensors"
+
+
+class CatalogTarget(ProjectTarget):
+    """The catalog as a file."""
+
+    name = "catalog"
+    damaged = ".mergecache/catalog.db"
+
+
+class RowsTarget(ProjectTarget):
+    """Rows of the catalog: any value in any column. The file is drawn from as a source of chance alone."""
+
+    name = "rows"
+    damaged = ".mergecache/catalog.db"
+
+    def damage(self, path: Path, data: bytes) -> None:
+        draw = random.Random(data)
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+            for _ in range(draw.randint(1, 4)):
+                table = draw.choice(sorted(tables))
+                columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+                value = draw.choice([*VALUES, b"", b"\0" * 32, draw.randbytes(40)])
+                if not isinstance(value, int | float | str | bytes | None) or value in ("\ud800", 2**64, 10**30, 2**63):
+                    value = b"\xff\xfe"
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute(f"UPDATE {table} SET {draw.choice(columns)} = ?", (value,))
+
+
+TARGETS: tuple[type[Target], ...] = (
+    HeaderTarget, IndexTarget, SideFilesTarget, MergefileTarget, MergekitTarget, LockTarget, ManifestTarget,
+    AdapterConfigTarget, AdapterTarget, BuildTarget, PackTarget, CatalogTarget, RowsTarget,
+)  # fmt: skip
