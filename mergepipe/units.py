@@ -24,6 +24,7 @@ _SECONDS = {
     **dict.fromkeys(("d", "day", "days", ""), 86_400),
     **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400),
 }
+_BYTES = re.compile(r"\b(\d+) B\b", re.ASCII)
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*", re.ASCII)
 
 
@@ -92,6 +93,11 @@ def exact_size(count: int) -> str:
             digits = f"{whole}.{hundredths:02}".rstrip("0").rstrip(".") if hundredths else str(whole)
             texts.append(f"{digits} {unit}")
     return min(reversed(texts), key=lambda text: len(text.partition(" ")[0].replace(".", "").rstrip("0")))
+
+
+def budget_words(text: str) -> str:
+    """Return a budget as the lock has it (`Budget.text`), with a size as people write it: ``2 MB by samples``."""
+    return _BYTES.sub(lambda match: exact_size(int(match[1])), text)
 
 
 def format_count(count: int, noun: str, plural: str | None = None) -> str:

@@ -123,6 +123,11 @@ def _kind(folder: Path) -> str | None:
     return "checkpoint" if "model.safetensors.index.json" in names else None
 
 
+def is_adapter(path: Path) -> bool:
+    """Return whether a path is that of a folder with a LoRA adapter, and no weights of its own."""
+    return path.is_dir() and _kind(path) == "adapter"
+
+
 def open_candidates(paths: Sequence[Path]) -> tuple[tuple[Candidate, ...], tuple[tuple[Path, MergepipeError], ...]]:
     """Return the checkpoints at these paths with names of their own, and each path that is none with the reason."""
     opened: list[tuple[Path, Checkpoint]] = []

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from mergepipe.units import format_bytes, format_count
+from mergepipe.units import budget_words, format_bytes, format_count
 
 if TYPE_CHECKING:
     from mergepipe.lockfile.compare import Difference
@@ -69,6 +69,8 @@ def is_same_content(source: EntryChange) -> bool:
 
 def fact_words(fact: Difference, output: OutputChange) -> tuple[str, str]:
     """Return the old and the new value of what is declared; of experts also the parameters of those not in both."""
+    if fact.key == "budget":
+        return budget_words(short(fact.old)), budget_words(short(fact.new))
     if fact.key != "experts" or output.old is None or output.new is None:
         return short(fact.old), short(fact.new)
     sides = [side.experts for side in (output.old, output.new)]
@@ -155,7 +157,7 @@ def entry_facts(output: OutputChange) -> list[tuple[str, str]]:
     experts = [*entry.experts, *(expert for part in entry.slices for expert in part.experts)]
     facts = [("base", entry.base or ""), ("experts", ", ".join(map(expert_words, experts)))]
     facts += [("params", ", ".join(f"{key} {value_words(value)}" for key, value in entry.params.items()))]
-    facts += [("budget", entry.budget), ("path", entry.path or "not published")]
+    facts += [("budget", budget_words(entry.budget)), ("path", entry.path or "not published")]
     return [(key, text) for key, text in facts if text]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +10,7 @@ import click
 from mergepipe.cli.command import Command
 from mergepipe.cli.explained import input_lines, module_lines, shown_digest, summary_lines, tensor_lines
 from mergepipe.cli.progress import make_reporter
-from mergepipe.cli.session import Session
+from mergepipe.cli.session import Session, shown_path
 from mergepipe.cli.tables import fact, plain, rows
 from mergepipe.errors import CancelledError
 from mergepipe.signatures import COMMON_PARAMS
@@ -59,17 +59,19 @@ def explain(session: Session, output: str, tensor: str | None, no_measure: bool)
     if options.json_output:
         console.json(found.as_json())
     else:
-        console.result(_lines(found, verbose=options.verbose))
+        console.result(_lines(found, shown_path(project.mergefile.root), verbose=options.verbose))
 
 
-def _lines(found: OutputExplanation | TensorExplanation, *, verbose: bool) -> Iterator[str]:
+def _lines(
+    found: OutputExplanation | TensorExplanation, show: Callable[[str], str], *, verbose: bool
+) -> Iterator[str]:
     from mergepipe.project.explain import TensorExplanation  # it is loaded by now
 
     if isinstance(found, TensorExplanation):
         yield from _tensor(found, verbose=verbose)
         return
     if found.summary is not None:
-        yield from summary_lines(found.summary, verbose=verbose)
+        yield from summary_lines(found.summary, show, verbose=verbose)
     yield from _output(found.groups, verbose=verbose)
     yield from module_lines(found, verbose=verbose)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from mergepipe.cli.tables import fact, pad, plain, share, width
-from mergepipe.units import format_bytes, format_count
+from mergepipe.units import budget_words, format_bytes, format_count
 
 if TYPE_CHECKING:
     from mergepipe.project.contributions import Contribution, ExpertShare
@@ -125,10 +125,10 @@ def _build(found: TensorExplanation) -> str:
 # --- an output --------------------------------------------------------------------------------------------------------
 
 
-def summary_lines(found: OutputSummary, *, verbose: bool) -> Iterator[str]:
-    """Yield how an output stands."""
+def summary_lines(found: OutputSummary, show: Callable[[str], str], *, verbose: bool) -> Iterator[str]:
+    """Yield how an output stands; ``show`` shows a path of the Mergefile to somebody in the current directory."""
     built = [shown_digest(found.digest, verbose=verbose)] if found.digest is not None else []
-    yield from fact("state", [found.state, *built, *([plain(found.path)] if found.path is not None else [])])
+    yield from fact("state", [found.state, *built, *([plain(show(found.path))] if found.path is not None else [])])
     for reason in found.reasons if found.state == "stale" else ():
         yield f"            {plain(reason)}"
     for source in found.sources:
@@ -137,9 +137,10 @@ def summary_lines(found: OutputSummary, *, verbose: bool) -> Iterator[str]:
     full, planned = found.expert_bytes["full"], found.expert_bytes["planned"]
     reads = f"{format_bytes(planned)} of {format_bytes(full)} of the experts ({share(planned, full)})"
     if found.is_resolved:
-        yield from fact("budget", [found.budget, reads, *_bound(found)])
+        yield from fact("budget", [budget_words(found.budget), reads, *_bound(found)])
     else:
-        yield from fact("budget", [found.budget, "what it reads is not known before deltas are measured (`plan`)"])
+        what = "what it reads is not known before deltas are measured (`plan`)"
+        yield from fact("budget", [budget_words(found.budget), what])
     yield from _last(found)
 
 
@@ -188,7 +189,9 @@ def module_lines(found: OutputExplanation, *, verbose: bool) -> Iterator[str]:
     experts = [expert.source for expert in found.contribution.experts]
     shown = found.modules if verbose else found.modules[:_MODULES]
     head = ["", "of update", "of base", *map(plain, experts)]
-    table = [head, ["all", "100%", *_cells(found.contribution, experts)]]
+    table = [head]
+    if all(module.update_share is not None for module in found.modules):
+        table.append(["all", "100%", *_cells(found.contribution, experts)])
     table += [[plain(m.module), percent(m.update_share), *_cells(m.contribution, experts)] for m in shown]
     widths = [max(map(width, column)) for column in zip(*table, strict=True)]
     for line in table:

@@ -11,6 +11,7 @@ import click
 
 from mergepipe.cli.command import Command
 from mergepipe.cli.errors import UsageError, suggestion
+from mergepipe.cli.init import next_steps
 from mergepipe.cli.session import MERGEFILE, Session
 from mergepipe.cli.tables import plain, rows
 from mergepipe.errors import MergefileError, fail_storage
@@ -187,14 +188,7 @@ def _next(imported: Imported, target: Path) -> list[str]:
     if hub is not None:
         name = _where(hub)
         return ["", f"say where a model is that lies here: `--model {plain(name)}=PATH` (and `--force`)"]
-    at_hand = target.name == MERGEFILE and target.parent == Path()
-    command = "mergepipe" if at_hand else f"mergepipe -f {plain(str(target))}"
-    return [
-        "",
-        "look through it, then run",
-        f"  {command} plan    to see what a build reads and writes",
-        f"  {command} build   to build it",
-    ]
+    return next_steps(target)
 
 
 def _where(source: Source) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +29,9 @@ _EXAMPLES = (
 _NO_BASE = """\
 which one the others were trained from is not known, so the output is an average of all
 for task arithmetic, name it: `mergepipe init --force --base NAME`"""
-_NEXT = (
-    "",
-    "look through it, then run",
-    "  mergepipe plan    to see what a build reads and writes",
-    "  mergepipe build   to build it",
-)
+_ALONE = """\
+`{}` is the only checkpoint, so that the output is no more than a copy of it
+add others under `[sources]`, and name them in `experts`"""
 
 
 @click.command(cls=Command, examples=_EXAMPLES)
@@ -48,7 +46,7 @@ def init(session: Session, checkpoints: tuple[str, ...], base: str | None, force
     guessed: the folder called `base`, or the one that a LoRA adapter beside it was trained on.
     """
     # What reads checkpoints takes its time to import, which `--help` must not.
-    from mergepipe.cli.candidates import open_candidates, search
+    from mergepipe.cli.candidates import is_adapter, open_candidates, search
     from mergepipe.fsio.durable import replace_file
     from mergepipe.mergefile.template import render_template
 
@@ -56,13 +54,18 @@ def init(session: Session, checkpoints: tuple[str, ...], base: str | None, force
     _check_target(target, force=force)
     named = _distinct(checkpoints)
     finding = None if named else search(Path())
+    adapters = list(filter(is_adapter, named)) if finding is None else list(finding.adapters)
     paths = named if finding is None else list(finding.checkpoints)
+    if len(adapters) < len(named):  # else there is nothing but adapters, and the error says what they need
+        paths = [path for path in named if path not in adapters]
     extra = _outside(base, paths)
     found, errors = open_candidates([*extra, *paths])
     raise_collected(error for path, error in errors if finding is None or path in extra)
     if finding is not None:
         _report_search(console, finding, [error for _, error in errors], any_found=len(found) > len(extra))
-    chosen = _base_name(found, base, finding.adapters if finding else ())
+    for folder in adapters:
+        console.note(f'left out: `{folder}` is a LoRA adapter; a source of its own with `on = "NAME"` adds it')
+    chosen = _base_name(found, base, adapters)
     found = tuple(sorted(found, key=lambda candidate: candidate.name != chosen))
     sources = {candidate.name: _written_path(candidate.path, target) for candidate in found}
     replace_file(target, render_template(sources, chosen).encode())
@@ -70,7 +73,9 @@ def init(session: Session, checkpoints: tuple[str, ...], base: str | None, force
         console.json({"mergefile": str(target), "base": chosen, "sources": sources})
         return
     console.result(_lines(target, found, sources, chosen))
-    if chosen is None and len(found) > 1:
+    if len(found) == 1:
+        console.note(_ALONE.format(found[0].name))
+    elif chosen is None:
         console.note(_NO_BASE)
 
 
@@ -121,8 +126,6 @@ def _report_search(console: Console, finding: Finding, errors: Sequence[Mergepip
         )
     for error in errors:
         console.warn(f"left out: {error.message}")
-    for folder in finding.adapters:
-        console.note(f'left out: `{folder}` is a LoRA adapter; a source of its own with `on = "NAME"` adds it')
     for folder in finding.foreign:
         console.note(f"left out: `{folder}` has no safetensors weights")
 
@@ -168,4 +171,16 @@ def _lines(target: Path, found: Sequence[Candidate], sources: Mapping[str, str],
         size = f"{format_bytes(candidate.checkpoint.nbytes)}, {format_count(len(tensors), 'tensor')}"
         role = "base" if candidate.name == base else "expert"
         table.append((role, plain(candidate.name), plain(sources[candidate.name]), size))
-    return [f"wrote {plain(str(target))}", *rows(table, indent="  "), *_NEXT]
+    return [f"wrote {plain(str(target))}", *rows(table, indent="  "), *next_steps(target)]
+
+
+def next_steps(target: Path) -> list[str]:
+    """Return how to go on with a Mergefile that was written."""
+    at_hand = target.name == MERGEFILE and target.parent == Path()
+    command = "mergepipe" if at_hand else f"mergepipe -f {plain(shlex.quote(str(target)))}"
+    return [
+        "",
+        "look through it, then run",
+        f"  {command} plan    to see what a build reads and writes",
+        f"  {command} build   to build it",
+    ]

@@ -16,7 +16,7 @@ from mergepipe.cli.progress import make_reporter
 from mergepipe.cli.session import Session
 from mergepipe.cli.tables import duration, fact, plain
 from mergepipe.errors import CancelledError
-from mergepipe.units import format_bytes, format_count
+from mergepipe.units import budget_words, format_bytes, format_count
 
 if TYPE_CHECKING:
     from mergepipe.project.replay_report import ReplayReport
@@ -155,7 +155,7 @@ def _lines(report: ReplayReport, *, verbose: bool) -> Iterator[str]:
     equal = report.side_files["equal"]
     yield from fact("files", [f"{format_count(len(equal), 'file')} beside the weights: equal" if equal else "none"])
     if report.budget != "full":
-        yield from fact("budget", [f"{plain(report.budget)}: the blocks that were read then"])
+        yield from fact("budget", [f"{plain(budget_words(report.budget))}: the blocks that were read then"])
     reads = [f"{label} {format_bytes(report.bytes[label])}" for label in ("experts", "base", "index")]
     yield from fact("read", reads)
     yield from fact("digest", [report.digest])

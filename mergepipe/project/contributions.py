@@ -53,7 +53,7 @@ class Contribution:
         None where there is no base: the update is the output itself then, and deltas are the experts' values.
     update_norm
         Of the output less the base, as stored; ``update_relative`` is it divided by that of the base, None where that
-        is 0 or there is none.
+        is 0 or there is none. All of it is None for tensors some of which have a base, and some not.
     sign_agreement
         In which share of the elements that are not zero in both, two experts' deltas have the same sign, over all
         pairs of experts, also where a budget leaves them out; about a half where they have nothing to do with each
@@ -118,14 +118,22 @@ class ContributionSums:
             own.both += found.update_both[place]
 
     def total(self, order: Iterable[str] = ()) -> Contribution:
-        """Return what they come to; experts in this order, those that are not in it behind."""
+        """Return what they come to; experts in this order, those that are not in it behind.
+
+        Updates of a base and whole values, of tensors without one, are no sum: of both together nothing is told.
+        """
+        names = list(dict.fromkeys((*(source for source in order if source in self.experts), *self.experts)))
+        if 0 < self.bases < self.tensors:
+            return Contribution(
+                base_norm=None, update_norm=None, update_relative=None, sign_agreement=None,
+                experts=tuple(map(_untold, names)),
+            )  # fmt: skip
         update = _root(self.update)
         weighted = {source: _root(own.weighted) for source, own in self.experts.items()}
         known = [value for value in weighted.values() if value is not None]
         whole = math.fsum(known) if len(known) == len(weighted) else 0.0
         has_base = self.bases == self.tensors > 0
         base = _root(self.base) if has_base else None
-        names = [source for source in order if source in self.experts]
         return Contribution(
             base_norm=base,
             update_norm=update,
@@ -133,9 +141,13 @@ class ContributionSums:
             sign_agreement=_divided(self.same, self.both),
             experts=tuple(
                 _share(source, self.experts[source], self.update, _divided(weighted[source], whole))
-                for source in dict.fromkeys((*names, *self.experts))
+                for source in names
             ),
         )
+
+
+def _untold(source: str) -> ExpertShare:
+    return ExpertShare(source=source, norm=None, norm_share=None, cosine=None, sign_agreement=None)
 
 
 def _share(source: str, own: _ExpertSums, update: float, norm_share: float | None) -> ExpertShare:

@@ -24,6 +24,7 @@ from mergepipe.errors import MergepipeError
 Json = dict[str, Any]
 CHUNK_ELEMENTS = 2**18
 """Elements that are in memory at a time, for each of the two tensors."""
+NOT_THERE = "the weights are not in the files"
 _BYTE_BITS = 8
 
 
@@ -127,7 +128,7 @@ def distance(old: Sequence[TensorStream], new: Sequence[TensorStream], advance: 
     WeightsError
         If there is none: other shapes, a dtype without numbers, or no file has the weights of the record.
     """
-    last = WeightsError("the weights are not in the files")
+    last = WeightsError(NOT_THERE)
     for before, after in itertools.product(old, new):
         _check(before.info, after.info)
         try:

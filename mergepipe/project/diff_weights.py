@@ -23,7 +23,7 @@ from mergepipe.errors import MergepipeError
 from mergepipe.lockfile.diff_values import LockDiff, OutputChange
 from mergepipe.lockfile.manifest import MANIFEST_NAME, parse_manifest
 from mergepipe.lockfile.records import LockedOutput
-from mergepipe.project.diff_numbers import Distance, TensorStream, WeightsError, distance
+from mergepipe.project.diff_numbers import NOT_THERE, Distance, TensorStream, WeightsError, distance
 from mergepipe.reporting import Reporter
 
 Json = dict[str, Any]
@@ -161,6 +161,9 @@ def _compare_output(
                 opened[key] = _Opened(locked, place, geometry, stack)
             except WeightsError as error:
                 missing[key] = error.message
+            else:
+                if names and not any(map(opened[key].stream, names)):
+                    missing[key] = NOT_THERE
         if missing or not names:
             return TensorNumbers(missing=missing)
         before, after = opened["old"], opened["new"]

@@ -239,6 +239,8 @@ def module_contributions(plan: OutputPlan, found: Mapping[str, Any]) -> tuple[Mo
     for tensor in measured:
         members.setdefault(modules[tensor.name], []).append(tensor)
     whole = math.fsum(found[tensor.name].update for tensor in measured)
+    if len({found[tensor.name].base is None for tensor in measured}) > 1:
+        whole = math.nan  # updates of a base, and whole values of what has none, are no sum
     rows = [_module(plan, module, tensors, found, whole) for module, tensors in members.items()]
     return tuple(sorted(rows, key=lambda row: -(row.update_share or 0.0)))
 

@@ -30,7 +30,7 @@ from mergepipe.project.plan_report import (
     PlanReport,
 )
 from mergepipe.project.reads import expert_name
-from mergepipe.project.reports import bound_of
+from mergepipe.project.reports import bound_of, budget_notes
 from mergepipe.project.room import disk_space
 from mergepipe.project.stages import Plans
 from mergepipe.project.timing import TimeEstimate, estimate_times

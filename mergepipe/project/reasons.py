@@ -15,6 +15,7 @@ from mergepipe.lockfile.records import LOCATION_KEYS, LockedOutput, Lockfile
 from mergepipe.lockfile.writer import key_text, value_text
 from mergepipe.project.facts import FACT_WORDS, Facts, PublishedRecord
 from mergepipe.project.key_parts import shortened
+from mergepipe.units import budget_words
 
 _NAMED = 3
 Locations = Mapping[str, Mapping[str, str]]
@@ -195,4 +196,6 @@ def _words(entry: str, difference: Difference, declared: LockedOutput) -> Iterat
     elif entry not in ("budget", "operator"):
         yield f"{entry} "
     old, new = ("none" if text is None else shortened(text) or "" for text in (difference.old, difference.new))
+    if entry == "budget":
+        old, new = budget_words(old), budget_words(new)
     yield f"{old} -> {new}" if entry != "budget" else f"{old.strip(_QUOTE)} -> {new.strip(_QUOTE)}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergepipe.units import exact_size, parse_size
+from mergepipe.units import budget_words, exact_size, parse_size
 
 
 @given(st.integers(0, 1 << 50))
@@ -18,3 +18,8 @@ def test_an_exact_size_is_read_back_as_the_same_number(count):
 )
 def test_a_size_is_written_as_it_was_typed(text):
     assert exact_size(parse_size(text)) == text
+
+
+def test_a_budget_in_bytes_is_shown_as_it_was_written():
+    texts = ["2000000 B", "1048576 B by samples", "25%", "full", "max_error 0.001"]
+    assert list(map(budget_words, texts)) == ["2 MB", "1 MiB by samples", "25%", "full", "max_error 0.001"]

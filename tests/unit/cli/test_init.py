@@ -320,3 +320,28 @@ def test_json_says_what_was_written(cli, here):
         "sources": {"base": "base", "math": "math"},
     }
     assert result.stderr == ""
+
+
+def test_an_adapter_among_those_that_are_named_is_left_out_and_said(cli, here):
+    checkpoint(here / "first")
+    checkpoint(here / "second")
+    adapter(here / "lora", "first")
+    result = cli("init", "first", "lora", "second")
+    assert result.code == 0
+    note = 'note: left out: `lora` is a LoRA adapter; a source of its own with `on = "NAME"` adds it\n'
+    assert result.stderr == note
+    assert list(sources(here)) == ["first", "second"]
+    assert next(iter(written(here).outputs.values())).base == "first", "it was trained on that"
+    assert cli("init", "--force", "lora").code == 2
+
+
+def test_a_checkpoint_alone_is_told(cli, here):
+    checkpoint(here / "base")
+    assert cli("init", "base").stderr.startswith("note: `base` is the only checkpoint, ")
+
+
+@pytest.mark.parametrize("name", ["other.toml", "../two words.toml"])
+def test_what_comes_next_names_the_file(cli, here, name):
+    checkpoint(here / "base")
+    shown = "'../two words.toml'" if " " in name else name
+    assert f"\n  mergepipe -f {shown} build   to build it\n" in cli("init", "-f", name, "base").stdout
