@@ -189,9 +189,8 @@ def module_lines(found: OutputExplanation, *, verbose: bool) -> Iterator[str]:
     experts = [expert.source for expert in found.contribution.experts]
     shown = found.modules if verbose else found.modules[:_MODULES]
     head = ["", "of update", "of base", *map(plain, experts)]
-    table = [head]
-    if all(module.update_share is not None for module in found.modules):
-        table.append(["all", "100%", *_cells(found.contribution, experts)])
+    whole = _NEVER if found.contribution.update_norm is None else "100%"
+    table = [head, ["all", whole, *_cells(found.contribution, experts)]]
     table += [[plain(m.module), percent(m.update_share), *_cells(m.contribution, experts)] for m in shown]
     widths = [max(map(width, column)) for column in zip(*table, strict=True)]
     for line in table:

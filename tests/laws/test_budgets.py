@@ -170,6 +170,17 @@ def test_the_fewest_blocks_within_an_error(tmp_path):
     assert fewer.index_bytes_read == 0
 
 
+def test_an_error_that_no_bound_is_within_reads_everything_and_says_so(tmp_path):
+    project = budgeted(tmp_path, "ties", {"max_error": 1e-9})
+    planned = project.open().plan(["m"]).outputs["m"]
+    built = project.build_one("m")
+    note = "max_error 1e-09: everything is read, `ties` has no bound that is known to be within it when less is read"
+    assert note in planned.notes
+    assert built.notes == (note,)
+    assert built.expert_blocks["omitted"] == 0
+    assert with_budget(project, percent(50)).build_one("m").notes == ()
+
+
 # --- what is left out is a zero delta -----------------------------------------------------------------------------
 
 

@@ -217,8 +217,8 @@ def _modules(report: OutputReported) -> Iterator[str]:
         yield f"<p>Not known: {text(report.not_measured or '')}.</p>"
         return
     yield ("<p>Of the update: the share of a module in the square of the update's length, so that shares add up to"
-           " 100%. Of the base: the length of its update over that of its base. Of each expert: its share by norm (its delta times its weight), and the cosine of its delta with the"
-           " update.</p>")  # fmt: skip
+           " 100%. Of the base: the length of its update over that of its base. Of each expert: its share by norm (its"
+           " delta times its weight), and the cosine of its delta with the update.</p>")  # fmt: skip
     names = [expert.source for expert in report.contribution.experts]
     columns = [Column("Module", is_name=True), *(Column(title, is_number=True) for title in ("Tensors", "Of the update",
                "Of the base", "Signs agree", *names))]  # fmt: skip

@@ -241,3 +241,18 @@ def test_names_that_steer_a_terminal_are_escaped(tmp_path, build, explained):
     for text in (explained(tmp_path, "m", "-v"), explained(tmp_path, "m", name)):
         assert "evil\\x1b[31m\\u202e" in text
         assert not set("\x1b\u202e") & set(text)
+
+
+def test_paths_and_budgets_are_shown_as_people_write_them(project, monkeypatch, capsys):
+    clean_variables(monkeypatch)
+    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "2 MB"}})
+    project.build()
+    below = project.root / "notes"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    assert run(["explain", "m", "--no-measure"]) == 0
+    shown = capsys.readouterr().out
+    assert ", ../build/m\n" in shown
+    assert "  budget    2 MB, " in shown
+    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "1 KiB"}})
+    assert "the budget changed: 2 MB -> 1 KiB" in project.open().status().outputs["m"].reasons

@@ -5,6 +5,7 @@ import pytest
 from unit.cli.fakes import MATH, PLANNED, PLANNED_BUDGET, PLANS, UNCHANGED_PLAN, assert_golden
 
 from mergepipe.cli.tables import width
+from mergepipe.project.reports import Bound
 
 
 def test_says_what_a_build_would_read_and_write(cli):
@@ -70,3 +71,13 @@ def test_a_disk_without_room_is_warned_of(cli):
 def test_where_nothing_is_to_be_done_no_disk_is_shown(cli):
     cli.project.result = replace(PLANS, outputs={"average": UNCHANGED_PLAN}, disks=())
     assert "disk" not in cli("plan").stdout
+
+
+def test_bound_and_expected_error_have_one_unit(cli):
+    """The update has norm 50 here: 10 is 20% of it."""
+    bound = Bound(kind="certified", absolute=10.0, relative_to_update=0.2)
+    output = replace(PLANNED_BUDGET, bound=bound, expected_error=5.0, expected_error_uncertainty=0.5)
+    cli.project.result = replace(PLANS, outputs={output.name: output})
+    stdout = cli("plan").stdout
+    assert "certified: at most 20% of the update" in stdout
+    assert "error about 10 ± 1% of the update (an estimate)" in " ".join(stdout.split())

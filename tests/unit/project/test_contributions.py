@@ -223,6 +223,22 @@ def test_slices_and_copied_tensors(tmp_path):
     assert {cell.layer for cell in cells} == {None, 0, 1, 2, 3}
 
 
+def test_slices_with_and_without_a_base_are_not_added_up(tmp_path):
+    """The norms of updates and those of whole weights are no sum."""
+    project = project_of(tmp_path)
+    merged = {"operator": "task_arithmetic", "layers": "0..1", "base": "base", "experts": ["a", "b"]}
+    copied = {"layers": "0..2", "experts": ["c"]}
+    project.set_output("m", {"operator": "passthrough", "slices": [merged, copied]})
+    project.build()
+    found = project.open().explain("m")
+    total = found.contribution
+    assert (total.update_norm, total.update_relative, total.sign_agreement) == (None, None, None)
+    assert {expert.norm_share for expert in total.experts} == {None}
+    assert {module.update_share for module in found.modules} == {None}
+    alone = project.open().explain("m", "model.layers.0.mlp.up_proj.weight").contribution
+    assert 0 < alone.update_relative < 1
+
+
 def test_an_output_that_was_written_to_is_named(tmp_path):
     project = project_of(tmp_path)
     project.build()

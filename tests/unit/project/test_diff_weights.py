@@ -233,6 +233,15 @@ def test_says_which_weights_are_not_available(project):
     assert set(found.as_json()["missing"]) == {"old", "new"}
 
 
+def test_files_without_any_of_the_tensors_are_told_once(project):
+    shutil.rmtree(project.cache)
+    path = project.root / "old" / "model.safetensors"
+    path.chmod(0o644)
+    path.write_bytes(bytes(path.stat().st_size))
+    found = numbers("old", "Mergefile.lock")
+    assert (found.tensors, found.missing) == ((), {"old": diff_numbers.NOT_THERE})
+
+
 def test_an_output_that_was_edited_gives_no_numbers(project):
     shutil.rmtree(project.cache)
     path = project.folder("merged") / "model.safetensors"
