@@ -9,7 +9,7 @@ PYTEST_FLAGS ?= -n auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow soak lint types docs reference bench clean
+.PHONY: fuzz help demo test test-slow soak lint types docs reference bench clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 17
@@ -22,6 +22,9 @@ test: $(VENV)/installed-dev  ## Run the tests, the slow ones left out
 
 test-slow: $(VENV)/installed-dev  ## Run the slow tests
 	$(RUN) pytest $(PYTEST_FLAGS) -m slow
+
+fuzz: $(VENV)/installed-dev  ## Feed damaged files to everything that reads them, for a minute each
+	$(RUN) tests.fuzz --seconds 60
 
 soak: $(VENV)/installed-dev  ## Kill builds at 200 random moments, and check that nothing is lost
 	PYTHONPATH=tests $(RUN) support.soak
