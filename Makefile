@@ -6,6 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --quiet --disable-pip-version-check --retries 10 --constraint constraints.txt
 PYTEST_FLAGS ?= -n auto
+SLOW ?= slow
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -21,7 +22,7 @@ test: $(VENV)/installed-dev  ## Run the tests, the slow ones left out
 	$(RUN) pytest $(PYTEST_FLAGS)
 
 test-slow: $(VENV)/installed-dev  ## Run the slow tests
-	$(RUN) pytest $(PYTEST_FLAGS) -m slow
+	$(RUN) pytest $(PYTEST_FLAGS) -m '$(SLOW)'
 
 fuzz: $(VENV)/installed-dev  ## Feed damaged files to everything that reads them, for a minute each
 	$(RUN) tests.fuzz --seconds 60

@@ -73,6 +73,7 @@ def bare(tmp_path_factory):
 
 @linux
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_operator_stays_within_the_memory_that_it_is_given(large, bare, tmp_path, name, limit):

@@ -63,7 +63,7 @@ def work_at_once(sites, env, commands, rounds, generator):
         assert [result.code for result in results] == [0] * len(results), [result.text for result in results]
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_builds_of_two_projects_and_the_care_of_their_cache_do_not_disturb_one_another(shared, clean, rounds):
     sites, env = shared
     commands = [("prune", "--unreferenced"), ("verify",), ("prune", "--max-size", "3 MB"), ("info",)]

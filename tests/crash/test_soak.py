@@ -15,6 +15,7 @@ def test_some_kills_under_load_lose_nothing(tmp_path, server):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_hundred_kills_under_load_lose_nothing(tmp_path, server, capsys):
     done = soak(tmp_path, server, MANY, LONGEST, seed=2)
     with capsys.disabled():

@@ -105,6 +105,7 @@ def test_the_script_limits_the_memory_and_counts(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", TARGETS, ids=lambda target: target.name)
 def test_damaged_files_end_well_for_longer(kind, tmp_path):
     done = run_script(kind.name, "--seconds", "20", "--seed", "7", "--found", str(tmp_path))

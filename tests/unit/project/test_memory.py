@@ -57,6 +57,7 @@ def peak_of(args, cwd, note):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's own figure is read from /proc")
 @pytest.mark.parametrize(
     ("outputs", "limits"),
