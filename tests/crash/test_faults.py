@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 from collections import Counter
 
 import pytest
@@ -100,6 +101,7 @@ def test_whichever_call_fails_nothing_breaks(tmp_path, faulty, clean, counts, ca
         site = Site(tmp_path / f"{nth}", faulty)
         site.report()
         fail_nth_call(site, clean, call, error, nth)
+        shutil.rmtree(tmp_path / f"{nth}")  # sixty of them take gigabytes
 
 
 @pytest.mark.parametrize("call", ["read", "write"])
