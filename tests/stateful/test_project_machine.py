@@ -347,7 +347,7 @@ def test_a_project_always_ends_with_what_a_clean_build_makes():
 
 @pytest.mark.slow
 def test_a_project_always_ends_with_what_a_clean_build_makes_at_length():
-    run(ProjectMachine, examples=300, steps=40)
+    run(ProjectMachine, examples=150, steps=40)
 
 
 _GEOMETRY = """
@@ -366,7 +366,7 @@ def test_a_project_whose_builds_are_really_killed_ends_with_what_a_clean_build_m
             result = server.run(["build"], project.root, env, prelude=_GEOMETRY)
             assert result.code in (0, -9), result.text
 
-        run(type("Killed", (ProjectMachine,), {"kill": staticmethod(kill_process)}), examples=150, steps=40)
+        run(type("Killed", (ProjectMachine,), {"kill": staticmethod(kill_process)}), examples=80, steps=40)
 
 
 def test_the_raw_tensors_of_the_model_are_those_on_the_disk(tmp_path):

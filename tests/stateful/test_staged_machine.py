@@ -60,4 +60,4 @@ def test_a_project_of_stages_always_ends_with_what_a_clean_build_makes():
 
 @pytest.mark.slow
 def test_a_project_of_stages_always_ends_with_what_a_clean_build_makes_at_length():
-    run(StagedMachine, examples=200, steps=40)
+    run(StagedMachine, examples=80, steps=40)
