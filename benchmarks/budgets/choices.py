@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mergepipe.plan.bounds import additive_steps, margin, whole_block_squares, whole_block_steps
-from mergepipe.plan.budget import Order
+from mergepipe.plan.bounds import margin
+from mergepipe.plan.budget import Order, bound_steps, to_the_end
 from mergepipe.plan.places import full_row, parts
 from mergepipe.plan.selection import Selection
 
@@ -76,15 +76,17 @@ def reordered(order: Order, items: Array) -> Order:
         _by_place(order, values, values.dtype)[items]
         for values in (np.diff(order.bytes), np.diff(order.blocks), order.gains, order.squares)
     )
-    steps = _steps(order, items)[items]
+    effects = np.sqrt(_by_place(order, order.gains, np.float64))
+    masses = _by_place(order, order.squares, np.float64)
+    steps = bound_steps(order.tensors, items, effects, masses)[items]
     return replace(
         order,
         items=items,
         bytes=np.concatenate([[0], np.cumsum(bytes_)]),
         blocks=np.concatenate([[0], np.cumsum(blocks)]),
-        bounds=np.sqrt(_to_the_end(steps)) * (1.0 + margin(len(items))),
-        expected=np.sqrt(_to_the_end(gains)),
-        masses=_to_the_end(squares),
+        bounds=np.sqrt(to_the_end(steps)) * (1.0 + margin(len(items))),
+        expected=np.sqrt(to_the_end(gains)),
+        masses=to_the_end(squares),
         steps=steps,
         gains=gains,
         squares=squares,
@@ -99,36 +101,9 @@ def _by_place(order: Order, values: Array, dtype: Any) -> Array:
     return row
 
 
-def _steps(order: Order, items: Array) -> Array:
-    """Return at each place by how much reading it lowers the square of its block's bound (`Order.steps`)."""
-    ranks = full_row(order.tensors, -1, np.int64)
-    ranks[items] = np.arange(items.size)
-    effects = np.sqrt(_by_place(order, order.gains, np.float64))
-    masses = _by_place(order, order.squares, np.float64)
-    steps = np.zeros(effects.size)
-    arrays = (parts(order.tensors, array) for array in (ranks, effects, masses, steps))
-    for tensor, rank, effect, mass, step in zip(order.tensors, *arrays, strict=True):
-        if tensor.influence.kind == "none" or not rank.size:
-            continue
-        read = np.argsort(rank, axis=1, kind="stable")
-        if tensor.influence.kind == "additive":
-            found = additive_steps(np.take_along_axis(effect, read, axis=1))
-        else:
-            matters = np.take_along_axis(mass, read, axis=1) > 0
-            found = whole_block_steps(matters, whole_block_squares(tensor.norms, tensor.influence))
-        np.put_along_axis(step, read, found, axis=1)
-    return steps
-
-
 def _unbounded(order: Order, items: Array, squares: Array) -> int:
     blind = full_row(order.tensors, 0, np.bool_)
     for tensor, part in zip(order.tensors, parts(order.tensors, blind), strict=True):
         part[:] = tensor.influence.kind == "none"
     unknown = np.flatnonzero(blind[items] & (squares > 0))
     return int(unknown[-1]) + 1 if unknown.size else 0
-
-
-def _to_the_end(values: Array) -> Array:
-    sums = np.zeros(values.size + 1)
-    np.cumsum(values[::-1], out=sums[-2::-1])
-    return sums

@@ -44,7 +44,7 @@ from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
 from mergepipe.graph.compile import MergeGraph, compile_graph
 from mergepipe.graph.inputs import slot_blocks
-from mergepipe.plan.sampling import sampled_sources
+from mergepipe.plan.sampling import whole_sources
 from mergepipe.plan.values import OutputPlan
 from mergepipe.reporting import Reporter
 
@@ -184,7 +184,7 @@ class Engine:
         self._load_blocks(graph.plans.values())
         groups = maker.groups(graph.pending())
         plans = list(graph.plans.values())
-        groups += maker.hashing(_whole_sources(plans), groups)
+        groups += maker.hashing(dict.fromkeys(name for plan in plans for name in whole_sources(plan)), groups)
         self._run("merging", plans, [self._passes(group) for group in groups], meters, pool)
         return {(work.plan.output.name, work.name): work for group in groups for work in group.works}
 
@@ -354,12 +354,6 @@ class Engine:
         release(self._catalog.layout)  # the disk may be full
         with contextlib.suppress(MergepipeError):
             self._record()
-
-
-def _whole_sources(plans: Iterable[OutputPlan]) -> list[str]:
-    """Return the sources that any of the outputs reads whole."""
-    found = [source for plan in plans for source in plan.sources if source not in sampled_sources(plan)]
-    return list(dict.fromkeys(found))
 
 
 def _sources(plans: Iterable[OutputPlan]) -> list[str]:

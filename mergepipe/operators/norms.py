@@ -54,14 +54,8 @@ def squares(packed: Array, count: int) -> Array:
     """Return the squares of the norms of all vectors, float64 ``(count, blocks)``."""
     import numpy as np
 
-    return np.ascontiguousarray(packed[:, square_places(count)].T)
-
-
-def square_places(count: int) -> Array:
-    """Return where packed inner products have those of a vector with itself, integers ``(count,)``."""
-    import numpy as np
-
-    return np.cumsum([0, *range(count, 1, -1)])
+    at = np.cumsum([0, *range(count, 1, -1)])
+    return np.ascontiguousarray(packed[:, at].T)
 
 
 def total_gram(packed: Array, count: int) -> Array:

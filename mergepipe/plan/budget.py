@@ -223,7 +223,7 @@ def reading_order(tensors: Sequence[BudgetTensor], *, sampled: bool = False) -> 
     places = np.flatnonzero(costs)
     with np.errstate(over="ignore"):
         items = places[np.argsort(-(effects[places] ** 2 / costs[places]), kind="stable")]
-    steps = _steps(tensors, items, effects, masses)[items]
+    steps = bound_steps(tensors, items, effects, masses)[items]
     gains, squares = effects[items] ** 2, masses[items]
     doubt = row_of([_doubts(tensor) for tensor in tensors], np.float64)[items]
     blind = spread_out([tensor.influence.kind == "none" for tensor in tensors], tensors, np.bool_)
@@ -236,13 +236,13 @@ def reading_order(tensors: Sequence[BudgetTensor], *, sampled: bool = False) -> 
         originals=originals,
         bytes=_from_the_start(costs[items]),
         blocks=_from_the_start(paid[items]),
-        bounds=np.sqrt(_to_the_end(steps)) * grown,
-        expected=np.sqrt(_to_the_end(gains)),
-        masses=_to_the_end(squares),
+        bounds=np.sqrt(to_the_end(steps)) * grown,
+        expected=np.sqrt(to_the_end(gains)),
+        masses=to_the_end(squares),
         steps=steps,
         gains=gains,
         squares=squares,
-        variances=_to_the_end(doubt * doubt),
+        variances=to_the_end(doubt * doubt),
         unbounded=int(unknown[-1]) + 1 if unknown.size else 0,
         mass=mass,
         update=_whole_norm([tensor.update for tensor in tensors]),
@@ -258,7 +258,7 @@ def _doubts(tensor: BudgetTensor) -> Array:
     return scaled(tensor.errors, [factor * factor for factor in tensor.influence.factors])
 
 
-def _steps(tensors: Sequence[BudgetTensor], items: Array, effects: Array, masses: Array) -> Array:
+def bound_steps(tensors: Sequence[BudgetTensor], items: Array, effects: Array, masses: Array) -> Array:
     """Return at each place by how much reading it lowers the square of its block's bound (`Order.steps`)."""
     ranks = np.full(effects.size, -1, np.int64)  # what is no item is read first
     ranks[items] = np.arange(items.size)
@@ -281,7 +281,7 @@ def _from_the_start(values: Array) -> Array:
     return np.concatenate([[0], np.cumsum(values)])
 
 
-def _to_the_end(values: Array) -> Array:
+def to_the_end(values: Array) -> Array:
     """Return the sums from each place to the end, and 0 behind it; added from the end: none is below a later one."""
     sums = np.zeros(values.size + 1)
     np.cumsum(values[::-1], out=sums[-2::-1])

@@ -64,6 +64,12 @@ def sampled_sources(plan: OutputPlan) -> tuple[str, ...]:
     return tuple(found)
 
 
+def whole_sources(plan: OutputPlan) -> tuple[str, ...]:
+    """Return the sources that an output reads whole."""
+    sampled = sampled_sources(plan)
+    return tuple(source for source in plan.sources if source not in sampled)
+
+
 def with_levels(tensor: TensorPlan) -> TensorPlan:
     """Return a tensor whose sampled experts say which of their blocks are read, once its access set is known."""
     if not tensor.sampled:

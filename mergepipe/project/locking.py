@@ -13,7 +13,7 @@ from mergepipe.lockfile.assemble import locked_source
 from mergepipe.lockfile.compare import Difference, compare_locks, declared_differences, render_differences
 from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedOutput, Lockfile
 from mergepipe.lockfile.writer import render_lock
-from mergepipe.plan.sampling import sampled_sources
+from mergepipe.plan.sampling import whole_sources
 from mergepipe.project.stages import Plans
 
 
@@ -29,8 +29,7 @@ def next_lock(
     kept = [o for o in (old.outputs if old else ()) if o.name in mergefile.outputs and o.name not in built]
     entries = [*built.values(), *kept]
     fresh = {name for output in built.values() for name in output.sources if name in mergefile.sources}
-    plans_built = [plan for plan in plans.plans if plan.output.name in built]
-    whole = {name for plan in plans_built for name in plan.sources if name not in sampled_sources(plan)}
+    whole = {name for plan in plans.plans if plan.output.name in built for name in whole_sources(plan)}
     sources = [
         locked_source(mergefile.sources[name], checkpoints[name], _pin(name, old, whole, kept, index))
         for name in sorted(fresh)

@@ -15,7 +15,7 @@ from mergepipe.lockfile.assemble import finite
 from mergepipe.plan.access import OMITTED
 from mergepipe.plan.budgeted import expert_bytes
 from mergepipe.plan.output import plan_digest
-from mergepipe.plan.sampling import sampled_sources
+from mergepipe.plan.sampling import whole_sources
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
 from mergepipe.project.budgets import PENDING
@@ -211,8 +211,8 @@ def _expert_blocks(plan: OutputPlan) -> tuple[dict[str, int], dict[str, int]]:
 def _cold_bytes(plan: OutputPlan, plans: Plans, index: SourceIndex) -> dict[str, int]:
     """Return by source what the next build reads of it whole, because its content is not known."""
     found: dict[str, int] = {}
-    for source in plan.sources:
-        if source not in plans.stages and source not in sampled_sources(plan):
+    for source in whole_sources(plan):
+        if source not in plans.stages:
             count = sum(info.nbytes for info in index.cold(source))
             found |= {source: count} if count else {}
     return found

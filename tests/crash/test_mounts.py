@@ -8,43 +8,11 @@ import shutil
 import pytest
 from support.checkpoints import random_tensors
 from support.crash import MANIFEST, Site, check_refused, files_in
+from support.meanwhile import build_meanwhile
 from support.projects import SmallProject
 
-# Does something before the n-th job of the engine, or (-1) after the last one.
-MEANWHILE = """
-import os, shutil, subprocess
-import mergepipe.engine.run as run
-import mergepipe.engine.schedule as schedule
-
-moment = {moment}
-
-def act():
-    {action}
-
-jobs = finished = 0
-
-def job(task, scratch):
-    global jobs
-    if jobs == moment:
-        act()
-    jobs += 1
-    return original(task, scratch)
-
-def finish(self, *rest):
-    global finished
-    if moment < 0 and not finished:
-        act()
-    finished += 1
-    return original_finish(self, *rest)
-
-original, schedule.run_job = schedule.run_job, job
-original_finish, run.ShardFinisher.finish = run.ShardFinisher.finish, finish
-"""
+# When something happens: before the first job of the engine, in the middle, after the last one.
 MOMENTS = [0, 3, -1]
-
-
-def build_meanwhile(site, moment, action):
-    return site.run("build", "-j", "1", prelude=MEANWHILE.format(moment=moment, action=action))
 
 
 # --- a mount that vanishes ----------------------------------------------------------------------------------------
@@ -75,7 +43,7 @@ def test_a_source_whose_disk_vanishes_is_named_and_nothing_is_published(disk, cl
     site, mount = disk
     vanish = mount("models/b")
     site.turn_to(2)
-    check_refused(build_meanwhile(site, moment, vanish), "models/b")
+    check_refused(build_meanwhile(site, vanish, moment), "models/b")
     site.check_between(clean[1])
     assert site.litter() == []
     mount("models/b")
@@ -88,7 +56,7 @@ def test_a_cache_whose_disk_vanishes_costs_time_only(disk, clean, moment):
     site, mount = disk
     vanish = mount(".mergecache")
     site.turn_to(2)
-    result = build_meanwhile(site, moment, vanish)
+    result = build_meanwhile(site, vanish, moment)
     if result.code:
         check_refused(result, ".mergecache")
     site.check_between(clean[1], clean[2])
@@ -103,7 +71,7 @@ def test_outputs_whose_disk_vanishes_are_as_they_were_when_it_is_back(disk, clea
     site, mount = disk
     vanish = mount("build")
     site.turn_to(2)
-    result = build_meanwhile(site, moment, vanish)
+    result = build_meanwhile(site, vanish, moment)
     if result.code:
         check_refused(result, "build")
     mount("build")
@@ -185,7 +153,7 @@ def test_a_directory_swapped_for_a_link_takes_no_file_of_the_user(built, clean, 
     built.turn_to(2)
     before = files_in(mine)
     path = built.root / place
-    result = build_meanwhile(built, moment, swapped(path, mine))
+    result = build_meanwhile(built, swapped(path, mine), moment)
     assert "Traceback" not in result.text, result.text
     assert "internal error" not in result.text, result.text
     after = files_in(mine)

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from support.crash import MANIFEST, OUTPUTS, Site, blocks, check_refused, files_in, states
+from support.meanwhile import build_meanwhile
 
 DENIED = "Permission denied"
 
@@ -136,36 +137,6 @@ def test_a_source_that_may_not_be_read_is_named(built, clean):
 
 # --- sources that change during a build ---------------------------------------------------------------------------
 
-# Does something before the n-th job of the engine, or (-1) after the last one.
-MEANWHILE = """
-import os, shutil
-import mergepipe.engine.run as run
-import mergepipe.engine.schedule as schedule
-
-path, moment = {path!r}, {moment}
-
-def act():
-{action}
-
-jobs = finished = 0
-
-def job(task, scratch):
-    global jobs
-    if jobs == moment:
-        act()
-    jobs += 1
-    return original(task, scratch)
-
-def finish(self, *rest):
-    global finished
-    if moment < 0 and not finished:
-        act()
-    finished += 1
-    return original_finish(self, *rest)
-
-original, schedule.run_job = schedule.run_job, job
-original_finish, run.ShardFinisher.finish = run.ShardFinisher.finish, finish
-"""
 VANISH = {
     "unlinked": "os.unlink(path)",
     "its folder removed": "shutil.rmtree(os.path.dirname(path))",
@@ -179,11 +150,6 @@ VANISH = {
     "written to": "file = open(path, 'r+b'); file.seek(-500_000, 2); file.write(b'1' * 1000); file.close()",
     "unreadable": "os.chmod(path, 0)",
 }
-
-
-def build_meanwhile(site, action, moment, path):
-    prelude = MEANWHILE.format(path=str(path), moment=moment, action="    " + action)
-    return site.run("build", "-j", "1", prelude=prelude)
 
 
 def restore(site, saved):
