@@ -11,6 +11,7 @@
     ├── PlanError                  2   the sources do not fit together
     ├── OperatorError              1   the numbers of a merge are not usable
     ├── CacheError                 1   the cache directory cannot be used
+    ├── PackError                  1   a progressive pack is damaged
     ├── StorageError               1   the operating system refused a read or a write
     ├── LockError                  2   Mergefile.lock cannot be read
     │   └── LockDiffersError       3   ``--locked`` and the lock would change
@@ -160,6 +161,10 @@ class OperatorError(MergepipeError):
 
 class CacheError(MergepipeError):
     """The cache directory cannot be used."""
+
+
+class PackError(MergepipeError):
+    """A progressive pack, or a piece of one, is damaged or made by another version."""
 
 
 class StorageError(MergepipeError):

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "mergepipe"
 LEVELS = (
     ("errors", "digest", "dtypes", "units", "reporting", "_version"),
     ("signatures", "fsio"),
-    ("mergefile", "checkpoints", "operators"),
+    ("mergefile", "checkpoints", "operators", "progressive"),
     ("cache",),
     ("plan",),
     ("graph",),

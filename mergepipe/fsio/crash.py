@@ -55,6 +55,8 @@ RARE_CRASH_POINTS = (
     "git.unlinked",
     "file.written",
     "file.renamed",
+    "planes.written",
+    "planes.renamed",
 )
 
 _seen: Counter[str] = Counter()

@@ -1,0 +1,162 @@
+"""Decoding a block's delta from the chunks of its first stages.
+
+Elements are looked up several at a time: 8 by a byte of the first plane, 4 by half bytes of two or three planes, 2 by
+pairs of bits of up to six (`spread`).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mergepipe.errors import PackError
+from mergepipe.progressive.levels import LEVEL_BITS, LEVELS, STAGE_BITS
+from mergepipe.progressive.spread import TILE, Spread
+from mergepipe.progressive.units import HIGHEST_SCALE, LOWEST_SCALE, Units, scale_of
+
+Array = npt.NDArray[Any]
+
+_BASE = struct.Struct("<h")
+
+
+_RANKS = np.zeros(256, np.uint16)
+
+
+class _Workspace(threading.local):
+    def __init__(self) -> None:
+        self.decoded = np.empty(TILE, np.float32)
+
+
+_workspace = _Workspace()
+
+
+class BlockDecoder:
+    """The delta of one block at the level of the chunks that are given.
+
+    Parameters
+    ----------
+    chunks
+        Of stages 1, 2, ... of the block; as many as the level. They are looked at until the decoder is no longer used.
+    elements
+        Of the block.
+    row_elements
+        Of the tensor.
+
+    Attributes
+    ----------
+    level
+        How many chunks there are.
+    unit_elements
+        `fill` is fastest where it starts and stops at multiples of it, or at the block's end.
+
+    Raises
+    ------
+    PackError
+        If the chunks are not what a block of this size has.
+    """
+
+    __slots__ = ("_classes", "_planes", "_ranks", "_spread", "_units", "level", "unit_elements")
+
+    def __init__(self, chunks: Sequence[memoryview | bytes], elements: int, row_elements: int) -> None:
+        self.level = len(chunks)
+        if not 1 <= self.level <= LEVELS:
+            raise PackError(f"{self.level} chunks are given, expected 1 to {LEVELS}")
+        self._units = Units.of(elements, row_elements)
+        self.unit_elements = self._units.size
+        self._spread: Spread | None = None
+        if any(len(chunk) for chunk in chunks):
+            self._parse(chunks)
+
+    def _parse(self, chunks: Sequence[memoryview | bytes]) -> None:
+        units = self._units
+        start = _BASE.size + units.count
+        _check(1, len(chunks[0]) >= start, len(chunks[0]), start)
+        (base,) = _BASE.unpack_from(chunks[0])
+        codes = np.frombuffer(chunks[0], np.uint8, units.count, _BASE.size)
+        if not LOWEST_SCALE - len(_RANKS) < base < HIGHEST_SCALE - len(_RANKS):
+            raise PackError(f"the scales begin at {base} quarters of an octave, which no code has")
+        coded = codes != 0
+        number = int(np.count_nonzero(coded))
+        width = number * units.plane_bytes - units.cut(bool(coded[-1:].any()))
+        self._planes: list[Array] = []
+        points = np.zeros(0, np.float16)
+        for stage, chunk in enumerate(chunks):
+            table = 2 << LEVEL_BITS[stage]
+            expected = start + table + STAGE_BITS[stage] * width
+            _check(stage + 1, len(chunk) == expected, len(chunk), expected)
+            points = np.frombuffer(chunk, "<f2", 1 << LEVEL_BITS[stage], start)
+            for bit in range(STAGE_BITS[stage]):
+                self._planes.append(np.frombuffer(chunk, np.uint8, width, start + table + bit * width))
+            start = 0
+        if number == 0 or not np.isfinite(points).all():
+            raise PackError("the chunks have no units, or points that are not finite, which no code has")
+        used = np.flatnonzero(np.bincount(codes, minlength=256)[1:]) + 1
+        rank = _RANKS.copy()
+        rank[used] = np.arange(len(used))
+        self._classes = rank[codes[coded] if number < units.count else codes]
+        self._ranks = None if number == units.count else np.concatenate(([0], np.cumsum(coded)))
+        self._spread = Spread(points.astype(np.float32), scale_of(used + base))
+
+    def fill(self, start: int, out: Array) -> None:
+        """Write the decoded delta of elements [start, start + len(out)) of the block into ``out``.
+
+        Parameters
+        ----------
+        out
+            1-D, contiguous, float32 or float64.
+        """
+        if self._spread is None:
+            out[...] = 0
+            return
+        size, stop = self._units.size, start + len(out)
+        per_tile = TILE // self._units.padded
+        for first in range(start // size, -(-stop // size), per_tile):
+            last = min(first + per_tile, -(-stop // size))
+            low, high = max(start, first * size), min(stop, last * size)
+            self._fill_units(first, last, low - first * size, out[low - start : high - start])
+
+    def _fill_units(self, first: int, last: int, skip: int, out: Array) -> None:
+        """Decode units [first, last), and write what follows the first ``skip`` elements."""
+        units, shape = self._units, (last - first, self._units.padded)
+        is_direct = out.size == (last - first) * units.padded and out.dtype == np.float32 and out.flags.c_contiguous
+        decoded = (out if is_direct else _workspace.decoded[: shape[0] * shape[1]]).reshape(shape)
+        if self._ranks is None:
+            self._decode(first, last, decoded)
+        else:
+            ranks = self._ranks[first : last + 1]
+            self._decode_some(ranks, decoded)
+        if not is_direct:
+            whole = decoded if units.padded == units.size else np.ascontiguousarray(decoded[:, : units.size])
+            out[...] = whole.reshape(-1)[skip : skip + len(out)]
+
+    def _decode_some(self, ranks: Array, out: Array) -> None:
+        """Decode units of which some may be zero; ``ranks`` counts the coded ones before each, and before the next."""
+        low, high = int(ranks[0]), int(ranks[-1])
+        if high - low == len(out):
+            self._decode(low, high, out)
+            return
+        out[...] = 0
+        if high > low:
+            compact = np.empty((high - low, out.shape[1]), np.float32)
+            self._decode(low, high, compact)
+            out[ranks[1:] > ranks[:-1]] = compact
+
+    def _decode(self, first: int, last: int, out: Array) -> None:
+        """Decode coded units [first, last), counted without the others, into ``out`` (units, padded) float32."""
+        width = self._units.plane_bytes
+        begin, end = first * width, last * width
+        planes = [plane[begin:end] for plane in self._planes]
+        if len(planes[0]) < end - begin:  # the last unit of a block may be short
+            planes = [np.concatenate((plane, np.zeros(end - begin - len(plane), np.uint8))) for plane in planes]
+        assert self._spread is not None
+        self._spread.look_up([plane.reshape(-1, width) for plane in planes], self._classes[first:last], out)
+
+
+def _check(stage: int, is_right: bool, got: int, expected: int) -> None:
+    if not is_right:
+        raise PackError(f"the chunk of stage {stage} has {got:,} bytes, expected {expected:,}")

@@ -1,0 +1,312 @@
+"""Writing, reading and checking progressive packs: files that are whole or not there.
+
+Blocks are coded in any order and by several threads, and the file is in the order of stages. So chunks go to an unnamed
+file first, and from there to their places; no more than a few chunks are ever in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mergepipe.digest import DIGEST_SIZE, content_digest
+from mergepipe.errors import InternalError, PackError, SourceChangedError, fail_storage
+from mergepipe.fsio.crash import crash_point
+from mergepipe.fsio.durable import fsync_path, pwrite_all
+from mergepipe.fsio.reading import pread_into
+from mergepipe.progressive.decode import BlockDecoder
+from mergepipe.progressive.encode import EncodedBlock
+from mergepipe.progressive.header import FIXED_BYTES, PackGrid, PackHeader, fail, parse_header, stated_header_bytes
+from mergepipe.progressive.levels import BLOCK_ELEMENTS, LEVELS, pack_key
+
+Array = npt.NDArray[Any]
+
+SUFFIX = ".planes"
+"""How names of packs end."""
+TEMPORARY_SUFFIX = ".planes-tmp"
+"""How names end of files that a killed writer left; they begin with a dot, and nobody reads them."""
+_READ_ONLY = 0o444
+_COPY_BYTES = 4 << 20
+
+
+class PackWriter:
+    """Writes one pack. Every block is put once, by any thread, in any order.
+
+    Which content it codes may be known only when all of it was read, so its name comes last.
+
+    Parameters
+    ----------
+    folder
+        Where it will lie; the folder must be there.
+    shape
+        Of both tensors.
+    block_elements
+        Of the block geometry.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses.
+    """
+
+    def __init__(self, folder: Path, *, shape: tuple[int, ...], block_elements: int = BLOCK_ELEMENTS) -> None:
+        self.folder = folder
+        self._shape = tuple(shape)
+        self._block_elements = block_elements
+        self._grid = PackGrid.of(self._shape, block_elements)
+        blocks = self._grid.blocks
+        self._sizes = np.zeros((LEVELS, blocks), np.uint32)
+        self._digests = np.zeros((LEVELS, blocks, DIGEST_SIZE), np.uint8)
+        self._residuals = np.zeros((LEVELS, blocks))
+        self._offsets = np.full(blocks, -1, np.int64)
+        self._end = 0
+        self._lock = threading.Lock()
+        try:
+            self._spool = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `finish` and `abandon`
+        except OSError as error:
+            fail_storage(error, folder, "make a file in")
+
+    def put(self, block: int, encoded: EncodedBlock) -> None:
+        """Add a block.
+
+        Raises
+        ------
+        StorageError
+            If the file system refuses.
+        InternalError
+            If the block was added before.
+        """
+        data = b"".join(encoded.chunks)
+        with self._lock:
+            if self._offsets[block] >= 0:
+                raise InternalError(f"block {block} of a pack in `{self.folder}` is added twice")
+            offset = self._offsets[block] = self._end
+            self._end += len(data)
+        for stage, chunk in enumerate(encoded.chunks):
+            self._sizes[stage, block] = len(chunk)
+            self._digests[stage, block] = np.frombuffer(content_digest(chunk), np.uint8)
+        self._residuals[:, block] = encoded.residuals
+        try:
+            pwrite_all(self._spool.fileno(), memoryview(data), int(offset))
+        except OSError as error:
+            fail_storage(error, self.folder, "write in")
+
+    def finish(
+        self, base_digest: bytes, expert_digest: bytes, path: Path | None = None, *, durable: bool = False
+    ) -> PackHeader:
+        """Write the pack under its final name and return its header; an older file of that name is replaced.
+
+        Parameters
+        ----------
+        base_digest, expert_digest
+            Tensor digests of the two tensors.
+        path
+            Its final name; by default that of its key (`pack_path`).
+        durable
+            Whether to wait until it is on the disk. What is cut short by a power failure is found when it is read.
+
+        Raises
+        ------
+        StorageError
+            If the file system refuses; nothing is left then.
+        InternalError
+            If a block is missing.
+        """
+        if (self._offsets < 0).any():
+            raise InternalError(f"block {int((self._offsets < 0).argmax())} of a pack was not added")
+        key = pack_key(base_digest, expert_digest, self._block_elements)
+        path = self.folder / f"{key.hex()}{SUFFIX}" if path is None else path
+        header = PackHeader(
+            base_digest=base_digest,
+            expert_digest=expert_digest,
+            shape=self._shape,
+            block_elements=self._block_elements,
+            sizes=self._sizes,
+            digests=self._digests,
+            residuals=self._residuals,
+            path=str(path),
+        )
+        temporary = None
+        try:
+            fd, temporary = _new_file(path)
+            try:
+                self._assemble(fd, header)
+                if durable:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            crash_point("planes.written")
+            temporary.replace(path)
+            crash_point("planes.renamed")
+            if durable:
+                fsync_path(path.parent)
+        except BaseException as error:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                fail_storage(error, path, "write")
+            raise
+        finally:
+            self.abandon()
+        return header
+
+    def _assemble(self, fd: int, header: PackHeader) -> None:
+        """Write header and chunks, the latter from the spool, in the order of stages."""
+        pwrite_all(fd, memoryview(header.dump()), 0)
+        before = np.cumsum(self._sizes, axis=0, dtype=np.int64) - self._sizes + self._offsets
+        spool, at = self._spool.fileno(), header.nbytes
+        buffer, filled = memoryview(bytearray(_COPY_BYTES)), 0
+        for offset, size in zip(before.reshape(-1).tolist(), self._sizes.reshape(-1).tolist(), strict=True):
+            done = 0
+            while done < size:
+                count = min(size - done, _COPY_BYTES - filled)
+                pread_into(spool, buffer[filled : filled + count], offset + done, path=self.folder)
+                filled, done = filled + count, done + count
+                if filled == _COPY_BYTES:
+                    pwrite_all(fd, buffer, at)
+                    at, filled = at + filled, 0
+        pwrite_all(fd, buffer[:filled], at)
+
+    def abandon(self) -> None:
+        """Leave nothing behind. Allowed at any time, also after `finish`."""
+        self._spool.close()
+
+
+def _new_file(path: Path) -> tuple[int, Path]:
+    """Make a new hidden file beside ``path``, which will be read-only; return its descriptor and its path."""
+    for number in itertools.count():
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{number}{TEMPORARY_SUFFIX}")
+        with contextlib.suppress(FileExistsError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            return os.open(temporary, flags, _READ_ONLY), temporary  # the umask takes from the mode what it takes
+    raise AssertionError("unreachable")
+
+
+def read_header(path: Path, fd: int | None = None) -> PackHeader:
+    """Read and check a pack's header; no chunk is read.
+
+    Parameters
+    ----------
+    fd
+        The pack, if it is open already.
+
+    Raises
+    ------
+    PackError
+        If it is damaged.
+    StorageError
+        If it cannot be read, or is not there.
+    """
+    if fd is None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            fail_storage(error, path, "read")
+        try:
+            return read_header(path, fd)
+        finally:
+            os.close(fd)
+    try:
+        size = os.fstat(fd).st_size
+        fixed = _pread(fd, min(FIXED_BYTES, size), 0, path)
+        rest = stated_header_bytes(fixed, size, str(path)) - len(fixed)
+        data = fixed + _pread(fd, rest, len(fixed), path)
+    except OSError as error:
+        fail_storage(error, path, "read")
+    return parse_header(data, size, str(path))
+
+
+def read_chunks(
+    fd: int, header: PackHeader, stage: int, blocks: range, buffer: memoryview | bytearray
+) -> list[memoryview]:
+    """Read the chunks of adjacent blocks of one stage with one read, and check them.
+
+    Parameters
+    ----------
+    fd
+        The open pack.
+    stage
+        From 0.
+    blocks
+        With a step of 1.
+    buffer
+        Of at least as many bytes as `PackHeader.run_range` spans.
+
+    Returns
+    -------
+    list of memoryview
+        The chunk of each block, in ``buffer``.
+
+    Raises
+    ------
+    PackError
+        If a chunk is damaged, or the file too short.
+    StorageError
+        If it cannot be read.
+    """
+    start, stop = header.run_range(stage, blocks)
+    view = memoryview(buffer)[: stop - start]
+    try:
+        pread_into(fd, view, start, path=header.path)
+    except SourceChangedError:
+        fail(header.path, f"ends before byte {stop:,}: it was cut short")
+    except OSError as error:
+        fail_storage(error, header.path, "read")
+    chunks, at = [], 0
+    for block in blocks:
+        size = int(header.sizes[stage, block])
+        chunk = view[at : at + size]
+        if content_digest(chunk) != header.digests[stage, block].tobytes():
+            fail(header.path, f"is damaged: stage {stage + 1} of block {block} has another digest than its header says")
+        chunks.append(chunk)
+        at += size
+    return chunks
+
+
+def check_pack(path: Path) -> PackHeader:
+    """Read a whole pack and check every digest, and that every chunk can be decoded; return its header.
+
+    Raises
+    ------
+    PackError
+        If anything is wrong.
+    StorageError
+        If it cannot be read, or is not there.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        fail_storage(error, path, "read")
+    try:
+        header = read_header(path, fd)
+        grid = header.grid
+        for block in range(header.blocks):
+            chunks = []
+            for stage in range(LEVELS):
+                start, stop = header.chunk_range(stage, block)
+                chunks += read_chunks(fd, header, stage, range(block, block + 1), bytearray(stop - start))
+            try:
+                BlockDecoder(chunks, grid.elements_of(block), grid.row_elements)
+            except PackError as error:
+                fail(str(path), f"has a block {block} that cannot be decoded: {error.message}")
+        return header
+    finally:
+        os.close(fd)
+
+
+def _pread(fd: int, count: int, offset: int, path: Path) -> bytes:
+    buffer = bytearray(count)
+    try:
+        pread_into(fd, memoryview(buffer), offset, path=path)
+    except SourceChangedError:
+        fail(str(path), f"ends before byte {offset + count:,}: it was cut short")
+    return bytes(buffer)

@@ -1,0 +1,88 @@
+"""Units: what of a block has one scale, and how the pieces of a chunk follow from that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+SHORT_ROW = 256
+"""Rows that are shorter share a scale, so that scales stay cheap."""
+LONG_ROW = 8192
+LONG_UNIT = 4096
+"""Blocks of longer rows are cut without regard to rows, so that a tile of work always holds whole units."""
+SCALES_PER_OCTAVE = 4
+LOWEST_SCALE = -120 * SCALES_PER_OCTAVE
+"""Units of a smaller scale count as zero: so no step leaves the range of normal float32 numbers."""
+# 2**(i/4), rounded to float32.
+_ROOTS = np.array([float.fromhex(x) for x in ("0x1p0", "0x1.306fep0", "0x1.6a09e6p0", "0x1.ae89fap0")], np.float32)
+HIGHEST_SCALE = 128 * SCALES_PER_OCTAVE
+_BYTE_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The units of one block.
+
+    Attributes
+    ----------
+    elements
+        Of the block.
+    size
+        Elements of a unit; the last one may have fewer.
+    """
+
+    elements: int
+    size: int
+
+    @classmethod
+    def of(cls, elements: int, row_elements: int) -> Units:
+        """Return the units of a block of whole rows."""
+        if row_elements < SHORT_ROW:
+            return cls(elements, -(-SHORT_ROW // row_elements) * row_elements)
+        return cls(elements, row_elements if row_elements <= LONG_ROW else LONG_UNIT)
+
+    @property
+    def count(self) -> int:
+        """Number of units."""
+        return -(-self.elements // self.size)
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes that a bit of each element of a unit takes; the next unit begins with a new byte."""
+        return -(-self.size // _BYTE_BITS)
+
+    @property
+    def padded(self) -> int:
+        """Elements of a unit and the padding of its last byte."""
+        return self.plane_bytes * _BYTE_BITS
+
+    @property
+    def last(self) -> int:
+        """Elements of the last unit."""
+        return self.elements - (self.count - 1) * self.size
+
+    def cut(self, last_is_coded: bool) -> int:
+        """Return how many bytes a plane is short of one with a whole last unit."""
+        return self.plane_bytes - -(-self.last // _BYTE_BITS) if last_is_coded else 0
+
+
+def scale_of(steps: Array) -> Array:
+    """Return 2**(steps/4) in float32, the same on every machine, for integer steps."""
+    roots = _ROOTS[steps % SCALES_PER_OCTAVE]
+    scales: Array = np.ldexp(roots, steps // SCALES_PER_OCTAVE)  # exact: only the exponent changes
+    return scales
+
+
+def decoded_points(scales: Array, points: Array) -> Array:
+    """Return (scales, points) float32: what every point stands for in units of every scale.
+
+    Numbers below the normal range are zero, whether or not the machine would keep them.
+    """
+    values = scales[:, None] * points.astype(np.float32)
+    values[np.abs(values) < np.finfo(np.float32).tiny] = 0
+    return values
