@@ -78,7 +78,7 @@ def reordered(order: Order, items: Array) -> Order:
     )
     effects = np.sqrt(_by_place(order, order.gains, np.float64))
     masses = _by_place(order, order.squares, np.float64)
-    steps = bound_steps(order.tensors, items, effects, masses)[items]
+    steps = bound_steps(order.tensors, items, np.zeros(len(items), np.int64), effects[items], masses)
     return replace(
         order,
         items=items,

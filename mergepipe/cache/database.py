@@ -24,7 +24,7 @@ from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
 from mergepipe.fsio.locks import has_locks
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SEAL_BYTES = 8
 # Versions count by ones: a number beyond this is damage, and not a version to come.
@@ -38,6 +38,15 @@ CREATE TABLE samples (
     blocks BLOB NOT NULL,
     seal BLOB NOT NULL,
     PRIMARY KEY (file, name)
+);
+"""
+_CODES = """
+CREATE TABLE codes (
+    key BLOB PRIMARY KEY,
+    sizes BLOB NOT NULL,
+    residuals BLOB NOT NULL,
+    header BLOB NOT NULL,
+    seal BLOB NOT NULL
 );
 """
 _SCHEMA = """
@@ -117,12 +126,12 @@ CREATE TABLE published (
 
 
 TABLES = frozenset(
-    ("files", "tensors", "samples", "packs", "results", "staged", "statistics", "measured", "published")
+    ("files", "tensors", "samples", "codes", "packs", "results", "staged", "statistics", "measured", "published")
 )
 """The tables of a catalog."""
 
 # What brings a catalog of an earlier version to the next one; those before the first of these are set aside.
-_MIGRATIONS: Mapping[int, str] = {3: _SAMPLES}
+_MIGRATIONS: Mapping[int, str] = {3: _SAMPLES, 4: _CODES}
 
 
 class CatalogState(Enum):
@@ -187,7 +196,7 @@ def open_database(path: Path, *, create: bool) -> OpenedDatabase:
     connection = _connect(path)
     crash_point("catalog.created")
     with guarded(path), connection:
-        connection.executescript(f"BEGIN; {_SCHEMA} {_SAMPLES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        connection.executescript(f"BEGIN; {_SCHEMA} {_SAMPLES} {_CODES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     return OpenedDatabase(connection=connection, state=state, notice=said)
 
 

@@ -7,6 +7,7 @@
       build.lock                  held by the one process that builds
       catalog.db                  digests and results (SQLite)
       packs/<hex>.safetensors     finished shards, named by digest, read-only
+      progressive/<hex>.planes    codes of deltas, named by the content that they follow from
       staging/<name>.safetensors   shards being written, kept for the next run if this one is killed
       reserve                     a megabyte held while a build runs, for recording its work on a full disk
       quarantine/                 damaged packs, kept for a look
@@ -41,6 +42,11 @@ class CacheLayout:
     def packs(self) -> Path:
         """The folder of finished shards."""
         return self.root / "packs"
+
+    @property
+    def progressive(self) -> Path:
+        """The folder of progressive packs."""
+        return self.root / "progressive"
 
     @property
     def staging(self) -> Path:
@@ -84,7 +90,8 @@ class CacheLayout:
             tag = self.root / "CACHEDIR.TAG"
             if tag.name in found and tag.read_bytes() == _TAG:
                 return True
-            own = {self.packs.name, self.staging.name, self.quarantine.name, self.projects.name, ".gitignore"}
+            folders = {self.packs.name, self.progressive.name, self.staging.name, self.quarantine.name}
+            own = folders | {self.projects.name, ".gitignore"}
             return found <= own | {tag.name, self.reserve.name}
         except NotADirectoryError:
             return False

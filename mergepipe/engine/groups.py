@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.engine.adapters import AdapterInput, Factors
+from mergepipe.engine.coding import CodeInput, CodeKey, opener
 from mergepipe.engine.staging import StagedShard
 from mergepipe.engine.work import Group, Input, InputKey, TensorWork
+from mergepipe.errors import InternalError
 from mergepipe.graph.blocks import Holding, TensorRecipe
+from mergepipe.plan.codes import read_codes
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
 
@@ -34,6 +38,7 @@ class GroupMaker:
     ) -> None:
         self._index = index
         self._catalog = catalog
+        self._codes = CodeStore(catalog)
         self._shards = shards
         self._staged = staged
 
@@ -70,7 +75,22 @@ class GroupMaker:
                 adapters.setdefault(self._key(slot), self._adapter(slot, factors))
                 if slot.lora.on is not None:
                     inputs.setdefault(self._key(slot.lora.on), self._input(slot.lora.on))
-        return Group(works=tuple(works), inputs=inputs, adapters=adapters)
+        return Group(works=tuple(works), inputs=inputs, adapters=adapters, codes=self._codes_of(works, inputs))
+
+    def _codes_of(self, works: Sequence[TensorWork], inputs: Mapping[InputKey, Input]) -> dict[CodeKey, CodeInput]:
+        """Return the codes that these works read."""
+        found: dict[CodeKey, CodeInput] = {}
+        for work in works:
+            for slot, coded in read_codes(work.plan, work.recipe.tensor).items():
+                base, expert = (self._index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert))
+                if base is None or expert is None:
+                    raise InternalError(f"`{work.name}` is merged from a code of content that is not known")
+                key, stored = work.code(slot), self._codes.key(base, expert)
+                if key not in found:
+                    found[key] = CodeInput(
+                        base=inputs[key[0]], expert=inputs[key[1]], stored=stored, open=opener(self._codes, stored)
+                    )
+        return found
 
     def _levels(self, works: Sequence[TensorWork]) -> dict[InputKey, bytes | None]:
         """Return which blocks of each stored input any of these works reads; None for all of them."""

@@ -7,11 +7,15 @@ changes meanwhile.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
 
 from mergepipe.digest import content_digest
 from mergepipe.dtypes import is_mergeable
+from mergepipe.engine.coding import CodeKey, Coding
 from mergepipe.engine.kernel import Array, Scratch, all_finite, compute_block, convert, measure_block, typed
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.problems import input_difference, named, non_finite
@@ -21,6 +25,7 @@ from mergepipe.errors import OperatorError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.graph.blocks import BlockPlan, StatisticPlan, find_block, plan_block, plan_statistic
 from mergepipe.plan.values import Decision, TensorPlan
+from mergepipe.progressive.decode import BlockDecoder
 
 
 def run_job(job: Job, scratch: Scratch) -> JobDone:
@@ -39,7 +44,7 @@ def run_job(job: Job, scratch: Scratch) -> JobDone:
     try:
         started = time.perf_counter()
         reader.read_cold()
-        return (_measure if job.measures else _merge)(job, reader, scratch, started)
+        return (_measure if job.measures or job.codings else _merge)(job, reader, scratch, started)
     finally:
         reader.close()
 
@@ -60,7 +65,8 @@ def _measure(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobD
                 measured.append(BlockMeasured(index, block, plan.key, None))
             else:
                 todo.append((index, plan))
-    reader.read(_needed((job.measures[index].work, plan) for index, plan in todo))
+    coded = [pair for coding in job.codings for pair in _to_code(job, coding, reader)]
+    reader.read(_needed(_measured_slots(job, todo), _coded_blocks(coded)))
     began = _count_reading(meters, started)
     for index, plan in todo:
         measure = job.measures[index]
@@ -72,6 +78,10 @@ def _measure(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobD
         measured.append(BlockMeasured(index, plan.block, plan.key, value))
         began, since = time.perf_counter(), began
         meters[numbers[id(measure.work)]].measuring_seconds += began - since
+    for coding, block, differs in coded:
+        coding.writer.put(block, reader.encoded(coding, block, differs=differs))
+    if coded and meters:
+        meters[0].measuring_seconds += time.perf_counter() - began
     return JobDone(
         job=job,
         hashed=reader.hashed(),
@@ -83,6 +93,32 @@ def _measure(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobD
         adapters={},
         nbytes=0,
     )
+
+
+_ToCode = tuple[Coding, int, bool]
+"""A delta, a block of it, and whether that differs from the base's."""
+
+
+def _to_code(job: Job, coding: Coding, reader: Reader) -> Iterator[_ToCode]:
+    """Yield the job's blocks of a delta that is being coded."""
+    same_dtype = coding.base.ref.info.dtype == coding.expert.ref.info.dtype
+    for block in range(job.start, min(job.stop, coding.expert.grid.count)):
+        equal = same_dtype and reader.digest(coding.base.key, block) == reader.digest(coding.expert.key, block)
+        yield coding, block, not equal
+
+
+def _measured_slots(job: Job, todo: Iterable[tuple[int, StatisticPlan]]) -> Iterator[tuple[InputKey, int]]:
+    """Yield what must be read for statistics."""
+    for index, plan in todo:
+        yield from _read_slots(job.measures[index].work, plan)
+
+
+def _coded_blocks(coded: Iterable[_ToCode]) -> Iterator[tuple[InputKey, int]]:
+    """Yield what must be read for codes."""
+    for coding, block, differs in coded:
+        if differs:
+            yield coding.base.key, block
+            yield coding.expert.key, block
 
 
 def _count_reading(meters: Sequence[Meter], started: float) -> float:
@@ -103,7 +139,9 @@ def _merge(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobDon
         meter.cached += len(done)
         finished.append(done)
         todo.append(plans)
-    reader.read(_needed((work, plan) for work, plans in zip(works, todo, strict=True) for plan in plans))
+    planned = [(work, plan) for work, plans in zip(works, todo, strict=True) for plan in plans]
+    reader.read(_needed(pair for work, plan in planned for pair in _read_slots(work, plan)))
+    reader.read_codes(_needed_codes(planned))
     began = _count_reading(meters, started)
     reads = _Reads(job, reader)
     for number, (work, plans, done, meter) in enumerate(zip(works, todo, finished, meters, strict=True)):
@@ -148,14 +186,29 @@ def _decide(job: Job, work: TensorWork, reader: Reader) -> tuple[list[BlockDone]
     return done, plans
 
 
-def _needed(plans: Iterable[tuple[TensorWork, BlockPlan | StatisticPlan]]) -> dict[InputKey, list[int]]:
+def _read_slots(work: TensorWork, plan: BlockPlan | StatisticPlan) -> Iterator[tuple[InputKey, int]]:
+    """Yield the (input, block) pairs that must be read exactly."""
+    for slot in plan.reads:
+        key = work.inputs[slot]
+        if key is not None:
+            yield key, plan.block
+
+
+def _needed(*pairs: Iterable[tuple[InputKey, int]]) -> dict[InputKey, list[int]]:
     needed: dict[InputKey, set[int]] = {}
-    for work, plan in plans:
-        for slot in plan.reads:
-            key = work.inputs[slot]
-            if key is not None:
-                needed.setdefault(key, set()).add(plan.block)
+    for key, block in itertools.chain(*pairs):
+        needed.setdefault(key, set()).add(block)
     return {key: sorted(blocks) for key, blocks in needed.items()}
+
+
+def _needed_codes(planned: Iterable[tuple[TensorWork, BlockPlan]]) -> dict[CodeKey, dict[int, int]]:
+    """Return by code and block the level that is needed, the best one of all outputs."""
+    needed: dict[CodeKey, dict[int, int]] = {}
+    for work, plan in planned:
+        for slot, level in plan.decodes:
+            blocks = needed.setdefault(work.code(slot), {})
+            blocks[plan.block] = max(level, blocks.get(plan.block, 0))
+    return needed
 
 
 class _Reads:
@@ -173,12 +226,14 @@ class _Reads:
         self._group = job.group
         self._reader = reader
         self.claimed: set[tuple[InputKey, int]] = set()
+        self._stages: set[tuple[CodeKey, int, int]] = set()
         self.adapters: dict[InputKey, tuple[int, bool]] = {}
 
     def count(self, number: int, plans: Iterable[BlockPlan], meter: Meter) -> None:
         """Count for the work of this number."""
         work = self._group.works[number]
         for plan in plans:
+            self._coded(work, plan, meter)
             for slot in plan.reads:
                 key, ref = work.inputs[slot], work.recipe.tensor.slots[slot]
                 if key is None or ref is None:
@@ -197,6 +252,17 @@ class _Reads:
                 if on is not None and adapter.on is not None:
                     expert = not is_base and work.recipe.tensor.is_expert(on)
                     self._stored((adapter.on, plan.block), meter, expert=expert, pair=False)
+
+    def _coded(self, work: TensorWork, plan: BlockPlan, meter: Meter) -> None:
+        """Count the stages of codes, each once, as they were planned."""
+        for slot, level in plan.decodes:
+            code = work.code(slot)
+            for stage, count in enumerate(self._reader.code_bytes(code, plan.block)[:level]):
+                first = (code, plan.block, stage) not in self._stages
+                self._stages.add((code, plan.block, stage))
+                meter.expert_bytes += count if first else 0
+                meter.borrowed_bytes += 0 if first else count
+            self._pair((code[1], plan.block), meter)
 
     def _pair(self, pair: tuple[InputKey, int], meter: Meter) -> None:
         """Count an (expert, block) pair."""
@@ -285,9 +351,13 @@ def _compute(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch
     out = typed(target, recipe.tensor.dtype)
     merged = recipe.merged_elements(plan.block)
     slots = range(len(work.inputs))
-    inputs = [reader.values(work, slot, plan.block) if slot in plan.reads else None for slot in slots]
+    inputs: list[Array | BlockDecoder | None] = [
+        reader.values(work, slot, plan.block) if slot in plan.reads else None for slot in slots
+    ]
     if _must_be_finite(recipe.tensor) and not recipe.operator.shows_non_finite:
         _check_inputs(work, [None if values is None else values[:merged] for values in inputs])
+    for slot, level in plan.decodes:
+        inputs[slot] = reader.decoder(work, slot, plan.block, level)
     if merged:
         try:
             compute_block(recipe, plan.block, inputs, plan.sources, work.reduction, out[:merged], scratch)
@@ -295,5 +365,5 @@ def _compute(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch
             raise named(work, error) from error
     if merged < out.size:
         base = inputs[0]
-        assert base is not None, "rows beyond the common ones come from the base"
+        assert isinstance(base, np.ndarray), "rows beyond the common ones come from the base"
         convert(base[merged : out.size], out[merged:])

@@ -16,6 +16,7 @@ import numpy as np
 from mergepipe.dtypes import numpy_dtype
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.operators.contract import BlockInputs, Reduction, Statistic
+from mergepipe.progressive.decode import BlockDecoder
 
 # Measured with four experts on two cores: 2^15 to 2^17 are equal within noise, 2^18 is 8% slower.
 TILE_ELEMENTS = 1 << 16
@@ -57,7 +58,7 @@ def typed(data: memoryview, dtype: str) -> Array:
 def compute_block(
     recipe: TensorRecipe,
     block: int,
-    inputs: Sequence[Array | None],
+    inputs: Sequence[Array | BlockDecoder | None],
     aliases: Sequence[int | None],
     reduction: Reduction | None,
     out: Array,
@@ -68,7 +69,8 @@ def compute_block(
     Parameters
     ----------
     inputs
-        Per slot its values in its stored dtype, ``(n,)`` or more, or None where the slot is not read.
+        Per slot its values in its stored dtype, ``(n,)`` or more; what decodes its delta, where an approximation is
+        read; None where the slot is not read.
     aliases
         Per slot the slot whose values stand for it, or None where it is no input.
     out
@@ -103,7 +105,7 @@ def measure_block(
 def _tiles(
     recipe: TensorRecipe,
     block: int,
-    inputs: Sequence[Array | None],
+    inputs: Sequence[Array | BlockDecoder | None],
     aliases: Sequence[int | None],
     size: int,
     scratch: Scratch,
@@ -116,7 +118,10 @@ def _tiles(
     ``base`` says whether the base is an input by itself: one that only stands for experts is not shown.
     """
     tensor, facts = recipe.tensor, recipe.facts
-    stored = [ref is not None and ref.lora is not None and ref.lora.on is None for ref in tensor.experts]
+    delta = [ref is not None and ref.lora is not None and ref.lora.on is None for ref in tensor.slots]
+    for slot, alias in enumerate(aliases):
+        decoded = alias is not None and isinstance(inputs[alias], BlockDecoder)
+        delta[slot] |= decoded and tensor.uses_base
     length = TILE_ELEMENTS
     if rowwise and not facts.splits_row:
         length = max(1, TILE_ELEMENTS // facts.row_elements) * facts.row_elements
@@ -127,14 +132,17 @@ def _tiles(
         for slot, alias in enumerate(aliases):
             if alias is not None and alias != slot:
                 wide.append(wide[alias])
+            elif alias is None or (source := inputs[slot]) is None:
+                wide.append(None)
+            elif isinstance(source, BlockDecoder):
+                wide.append(_decode(source, start, stop, None if delta[slot] else wide[0], slot, tensor.work, scratch))
             else:
-                source = inputs[slot] if alias is not None else None
-                wide.append(None if source is None else _widen(source[start:stop], slot, tensor.work, scratch))
+                wide.append(_widen(source[start:stop], slot, tensor.work, scratch))
         yield BlockInputs(
             xp=xp,
             base=wide[0] if base else None,
-            experts=tuple(None if delta else values for values, delta in zip(wide[1:], stored, strict=True)),
-            deltas=tuple(values if delta else None for values, delta in zip(wide[1:], stored, strict=True)),
+            experts=tuple(None if is_delta else values for values, is_delta in zip(wide[1:], delta[1:], strict=True)),
+            deltas=tuple(values if is_delta else None for values, is_delta in zip(wide[1:], delta[1:], strict=True)),
             shape=(stop - start,),
             dtype=np.dtype(tensor.work),
             non_finite=tensor.params.values["non_finite"] == "allow",
@@ -154,6 +162,15 @@ def add_delta(values: Array, delta: Array) -> Array:
 
 def _scratch_tile(scratch: Scratch, work: str, size: int, number: int) -> Array:
     return scratch.tile(("scratch", number), work, size)
+
+
+def _decode(
+    source: BlockDecoder, start: int, stop: int, base: Array | None, slot: int, work: str, scratch: Scratch
+) -> Array:
+    """Return a part of an approximate delta, or of the values that it makes with the base's."""
+    out = scratch.tile(slot, work, stop - start)
+    source.fill(start, out)
+    return out if base is None else np.add(base, out, out=out)
 
 
 def _widen(values: Array, slot: int, work: str, scratch: Scratch) -> Array:

@@ -11,6 +11,7 @@ from typing import Any
 
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
+from mergepipe.engine.coding import Coding
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.problems import named
 from mergepipe.engine.work import Group, InputKey, Job, JobDone, Measure, TensorWork, jobs_of
@@ -56,6 +57,7 @@ class GroupPasses:
         self._job_blocks = job_blocks
         self.reducers: list[Reducer] = []
         self._measures: tuple[Measure, ...] = ()
+        self.codings: tuple[Coding, ...] = ()
 
     @property
     def hold_bytes(self) -> int:
@@ -81,13 +83,15 @@ class GroupPasses:
             If the statistics have no usable result.
         """
         self.begin()
-        while self.reducers:
+        while self.reducers or self.codings:
             self._measures = tuple(self._open(self.reducers))
-            jobs = list(jobs_of(self.group, self._job_blocks, self._measures, self._missing()))
+            missing = None if self.codings else self._missing()
+            jobs = list(jobs_of(self.group, self._job_blocks, self._measures, missing, self.codings))
             if jobs:
                 self._hold()
                 yield jobs  # every job of a pass was taken when it goes on
             self._settle_inputs()
+            self.coded()
             self.reducers = [reducer for reducer in self.reducers if self._go_on(reducer)]
 
     def merging(self) -> Sequence[Job]:
@@ -111,6 +115,7 @@ class GroupPasses:
             By input the bytes that were held and turned out not to be needed to merge.
         """
         self._settle_inputs()
+        self.abandon()
         unused: dict[InputKey, int] = {}
         if self.group.held is not None:
             for key, block in self.group.present - self.group.claimed:
@@ -132,6 +137,16 @@ class GroupPasses:
     def done(self, work: TensorWork, value: Any) -> None:
         """Take what the statistics of a work came to."""
         work.reduction = value
+
+    def coded(self) -> None:
+        """Take what was coded: every block of every coding was."""
+
+    def abandon(self) -> None:
+        """Let go of what is unfinished, after an error or at the end."""
+        for coding in self.codings:
+            coding.writer.abandon()
+        for code in self.group.codes.values():
+            code.close()
 
     def _go_on(self, reducer: Reducer) -> bool:
         """Give a reduction what it asked for; return whether it asks for more."""

@@ -6,10 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from mergepipe.cache.sources import source_changed
 from mergepipe.digest import content_digest
+from mergepipe.engine.coding import CodeInput, CodeKey, Coding, OpenPack, code_block
 from mergepipe.engine.files import Files
 from mergepipe.engine.kernel import Array, Scratch, add_delta, typed
 from mergepipe.engine.work import UNREAD, Input, InputKey, Job, TensorWork
-from mergepipe.errors import InternalError
+from mergepipe.errors import InternalError, PackError, StorageError
+from mergepipe.progressive.decode import BlockDecoder
+from mergepipe.progressive.encode import EncodedBlock
+from mergepipe.progressive.pack import read_chunks
 
 
 class Reader:
@@ -23,6 +27,7 @@ class Reader:
         self._buffers: dict[InputKey, memoryview] = {}
         self._present: set[tuple[InputKey, int]] = set()
         self._found: dict[InputKey, list[bytes]] = {}
+        self._codes: dict[tuple[CodeKey, int], list[memoryview]] = {}
         self._files = Files()
 
     def close(self) -> None:
@@ -129,6 +134,68 @@ class Reader:
             last = source.grid.byte_range(self._stop(source) - 1)[1]
             self._buffers[source.key] = self._scratch.buffer(len(self._buffers), last - origin)
         return self._buffers[source.key], origin
+
+    # --- codes of deltas --------------------------------------------------------------------------------------------
+
+    def read_codes(self, needed: dict[CodeKey, dict[int, int]]) -> None:
+        """Read the stages that are needed of codes, those of adjacent blocks in one go; compare their digests.
+
+        What a pack does not give any more is coded anew from the sources' blocks.
+
+        Parameters
+        ----------
+        needed
+            By code and block the level.
+        """
+        for number, (key, levels) in enumerate(needed.items()):
+            code = self._group.codes[key]
+            pack = code.pack()
+            if pack is not None:
+                for stage in range(max(levels.values())):
+                    blocks = sorted(block for block, level in levels.items() if level > stage)
+                    self._read_stage(code, pack, stage, blocks, (number, stage))
+            damaged = [block for block, level in levels.items() if len(self._codes.get((key, block), ())) < level]
+            if damaged:
+                code.is_damaged = True
+                self._code_anew(code, damaged)
+
+    def _read_stage(
+        self, code: CodeInput, pack: OpenPack, stage: int, blocks: list[int], name: tuple[int, int]
+    ) -> None:
+        """Read one stage of blocks, as far as it is sound: a block has all of its earlier stages, or none of this."""
+        runs = list(_adjacent(blocks))
+        sizes = [stop - start for start, stop in (pack.header.run_range(stage, run) for run in runs)]
+        buffer, at = self._scratch.buffer(("code", *name), sum(sizes)), 0
+        for run, size in zip(runs, sizes, strict=True):
+            view, at = buffer[at : at + size], at + size
+            try:
+                found = read_chunks(pack.fd, pack.header, stage, run, view)
+            except (PackError, StorageError):
+                continue
+            for block, chunk in zip(run, found, strict=True):
+                chunks = self._codes.setdefault((code.key, block), [])
+                if len(chunks) == stage:
+                    chunks.append(chunk)
+
+    def _code_anew(self, code: CodeInput, blocks: list[int]) -> None:
+        self.read({code.base.key: sorted(blocks), code.expert.key: sorted(blocks)})
+        for block in blocks:
+            self._codes[code.key, block] = [memoryview(chunk) for chunk in self.encoded(code, block).chunks]
+
+    def encoded(self, code: Coding | CodeInput, block: int, *, differs: bool = True) -> EncodedBlock:
+        """Return the code of a block whose inputs are in memory; ``differs`` says whether they do."""
+        data = (self.data(code.base.key, block), self.data(code.expert.key, block)) if differs else None
+        return code_block(code, data, self._scratch)
+
+    def code_bytes(self, key: CodeKey, block: int) -> list[int]:
+        """Return the bytes of the stages of a block's code that were read."""
+        return [len(chunk) for chunk in self._codes[key, block]]
+
+    def decoder(self, work: TensorWork, slot: int, block: int, level: int) -> BlockDecoder:
+        """Return what decodes a slot's delta in a block."""
+        first, stop = work.recipe.grid.rows_of(block)
+        row = work.recipe.grid.row_elements
+        return BlockDecoder(self._codes[work.code(slot), block][:level], (stop - first) * row, row)
 
     # --- what is in memory ----------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore
+from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.reserve import release, reserve
 from mergepipe.cache.sources import SourceIndex
@@ -37,7 +38,7 @@ from mergepipe.engine.results import FinishedOutput
 from mergepipe.engine.sampling import Sampler
 from mergepipe.engine.schedule import Scheduler
 from mergepipe.engine.staging import StagedShard, abandoned, staged_name
-from mergepipe.engine.survey import SurveyedOutput, SurveyPasses, surveyed_outputs, surveyed_tensors
+from mergepipe.engine.survey import CodePasses, SurveyedOutput, SurveyPasses, surveyed_outputs, surveyed_tensors
 from mergepipe.engine.work import Group, InputKey, JobDone, TensorWork
 from mergepipe.errors import InternalError, MergepipeError, SourceChangedError
 from mergepipe.fsio.crash import crash_point
@@ -89,6 +90,7 @@ class Engine:
         self._options = options
         memory = options.memory
         self._store = StatisticStore(catalog, pending_bytes(memory))
+        self._codes = CodeStore(catalog)
         self._hold = HoldPool(hold_bytes(memory))
         self._job_memory = memory
         self._workers = options.workers
@@ -185,8 +187,17 @@ class Engine:
         groups = maker.groups(graph.pending())
         plans = list(graph.plans.values())
         groups += maker.hashing(dict.fromkeys(name for plan in plans for name in whole_sources(plan)), groups)
+        self._recode(groups, plans, meters, pool)
         self._run("merging", plans, [self._passes(group) for group in groups], meters, pool)
         return {(work.plan.output.name, work.name): work for group in groups for work in group.works}
+
+    def _recode(
+        self, groups: Sequence[Group], plans: Sequence[OutputPlan], meters: Mapping[str, Meter], pool: WorkerPool
+    ) -> None:
+        """Make the progressive packs again that are read and are gone."""
+        gone = [group for group in groups if any(not self._codes.has_pack(code.stored) for code in group.codes.values())]
+        if gone:
+            self._run("coding", plans, [self._code_passes(group) for group in gone], meters, pool)
 
     def survey(self, plans: Sequence[OutputPlan]) -> Mapping[str, SurveyedOutput]:
         """Measure what the budgets of these outputs are planned from; nothing is merged.
@@ -276,6 +287,8 @@ class Engine:
             self._record_what_is_finished()
             raise
         finally:
+            for one in passes:
+                one.abandon()
             self._reporter.end()
 
     def _load_blocks(self, plans: Iterable[OutputPlan]) -> None:
@@ -287,7 +300,10 @@ class Engine:
                         slot_blocks(slot, self._index)
 
     def _survey_passes(self, group: Group) -> SurveyPasses:
-        return SurveyPasses(group, self._index, self._store, self._hold, self._job_blocks(group))
+        return SurveyPasses(group, self._index, self._store, self._hold, self._job_blocks(group), self._codes)
+
+    def _code_passes(self, group: Group) -> CodePasses:
+        return CodePasses(group, self._index, self._store, self._hold, self._job_blocks(group), self._codes)
 
     def _passes(self, group: Group) -> GroupPasses:
         return GroupPasses(group, self._index, self._store, self._hold, self._job_blocks(group))
@@ -331,6 +347,10 @@ class Engine:
         self._reporter.advance(passes.unreported)
         for key, count in passes.finish().items():
             run.owner(group, key).index_bytes += count
+        for code in group.codes.values():
+            if code.is_damaged:
+                self._codes.quarantine(code.stored)
+                self._reporter.warn(f"a progressive pack of `{code.expert.ref.source}` was damaged, and was not used")
         for key, adapter in group.adapters.items():
             if adapter.factors.was_read and not adapter.factors.counted:
                 adapter.factors.counted = True

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
+from mergepipe.engine.codings import begin_codings, finish_codings, remade_codings
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.passes import GroupPasses, Reducer
 from mergepipe.engine.work import Group, InputKey, Job, JobDone, TensorWork
+from mergepipe.graph.prices import level_prices
 from mergepipe.graph.survey import Survey, budget_tensor, is_surveyed, start_survey
 from mergepipe.plan.budget import BudgetTensor
 from mergepipe.plan.values import OutputPlan, TensorPlan
@@ -35,9 +38,16 @@ class SurveyPasses(GroupPasses):
     """
 
     def __init__(
-        self, group: Group, index: SourceIndex, store: StatisticStore, pool: HoldPool, job_blocks: int
+        self,
+        group: Group,
+        index: SourceIndex,
+        store: StatisticStore,
+        pool: HoldPool,
+        job_blocks: int,
+        codes: CodeStore | None = None,
     ) -> None:
         super().__init__(group, index, store, pool, job_blocks)
+        self._codes = codes
         self.found: dict[tuple[str, str], BudgetTensor] = {}
         self.unreported = self.nbytes
 
@@ -65,17 +75,65 @@ class SurveyPasses(GroupPasses):
     def begin(self) -> None:
         """Begin the survey of every work."""
         self.reducers = [Reducer(work, *start_survey(work.recipe)) for work in self.group.works]
+        if self._codes is not None:
+            self.codings = tuple(begin_codings(self.group, self._codes, self._index))
+
+    def coded(self) -> None:
+        """Put the packs into the cache."""
+        assert self._codes is not None or not self.codings, "codes are made where they can be kept"
+        finish_codings(self.codings, self._codes, self._index)
+        self.codings = ()
 
     def done(self, work: TensorWork, value: Any) -> None:
         """Put a price to each block; all inputs are known by now."""
         blocks = [self._packed(key) for key in work.inputs]
-        self.found[work.plan.output.name, work.name] = budget_tensor(work.recipe, blocks, value)
+        prices = None if self._codes is None else level_prices(work.plan, work.recipe, self._index, self._codes)
+        self.found[work.plan.output.name, work.name] = budget_tensor(work.recipe, blocks, value, prices)
 
     def _packed(self, key: InputKey | None) -> bytes | None:
         if key is None:
             return None
         grid = (self.group.adapters.get(key) or self.group.inputs[key]).grid
         return b"".join(self.digest(key, block) or b"" for block in range(grid.count))
+
+
+class CodePasses(GroupPasses):
+    """Makes the packs again that a group's merge reads and that are gone; nothing is merged."""
+
+    def __init__(
+        self,
+        group: Group,
+        index: SourceIndex,
+        store: StatisticStore,
+        pool: HoldPool,
+        job_blocks: int,
+        codes: CodeStore,
+    ) -> None:
+        super().__init__(group, index, store, pool, job_blocks)
+        self._codes = codes
+
+    @property
+    def hold_bytes(self) -> int:
+        """Nothing: there is one pass."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to go through, for progress."""
+        return self.group.input_bytes
+
+    def begin(self) -> None:
+        """Begin the packs that are not there."""
+        self.codings = tuple(remade_codings(self.group, self._codes, self._index))
+
+    def coded(self) -> None:
+        """Put the packs into the cache."""
+        finish_codings(self.codings, self._codes, self._index)
+        self.codings = ()
+
+    def merging(self) -> Sequence[Job]:
+        """Return nothing: there is no such pass."""
+        return ()
 
 
 def surveyed_tensors(plans: Sequence[OutputPlan]) -> list[tuple[OutputPlan, TensorPlan]]:

@@ -20,6 +20,7 @@ from mergepipe.plan.values import InputRef, OutputPlan
 
 if TYPE_CHECKING:
     from mergepipe.engine.adapters import AdapterInput
+    from mergepipe.engine.coding import CodeInput, Coding
 
 UNREAD = bytes(DIGEST_SIZE)
 """Stands for the digest of a block that is never read."""
@@ -105,6 +106,12 @@ class TensorWork:
         """The tensor's name."""
         return self.recipe.tensor.name
 
+    def code(self, slot: int) -> tuple[InputKey, InputKey]:
+        """Return the key of the code of a slot's delta."""
+        base, expert = self.inputs[0], self.inputs[slot]
+        assert base is not None and expert is not None, "a code is that of a delta against a base"
+        return base, expert
+
     def staged(self) -> StagedTensor:
         """Return what of this tensor lies in its staged shard, as the catalog records it."""
         keys = bytearray(self.keys)
@@ -127,6 +134,8 @@ class Group:
         The stored tensors, by key.
     adapters
         The tensors that are computed from stored factors, by key.
+    codes
+        The progressive codes that are read, by the keys of base and expert.
     held
         By input key its whole bytes, as far as they were read: what a group keeps in memory between its passes; None
         where it keeps nothing.
@@ -139,6 +148,7 @@ class Group:
     works: tuple[TensorWork, ...]
     inputs: Mapping[InputKey, Input]
     adapters: Mapping[InputKey, AdapterInput] = field(default_factory=dict)
+    codes: Mapping[tuple[InputKey, InputKey], CodeInput] = field(default_factory=dict)
     hashed: dict[InputKey, bytearray] = field(default_factory=dict)
     held: dict[InputKey, memoryview] | None = None
     present: set[tuple[InputKey, int]] = field(default_factory=set)
@@ -191,8 +201,8 @@ class Job:
 
     Attributes
     ----------
-    measures
-        The statistics to be taken; where there are none, the blocks are merged.
+    measures, codings
+        The statistics to be taken, and the codes to be made; where there are none, the blocks are merged.
     reuse
         False computes blocks even where an earlier result is known: its bytes turned out to be damaged.
     """
@@ -202,6 +212,7 @@ class Job:
     stop: int
     reuse: bool = True
     measures: tuple[Measure, ...] = ()
+    codings: tuple[Coding, ...] = ()
 
 
 @dataclass(slots=True)
@@ -258,7 +269,11 @@ class JobDone:
 
 
 def jobs_of(
-    group: Group, block_count: int, measures: tuple[Measure, ...] = (), wanted: Container[int] | None = None
+    group: Group,
+    block_count: int,
+    measures: tuple[Measure, ...] = (),
+    wanted: Container[int] | None = None,
+    codings: tuple[Coding, ...] = (),
 ) -> Iterator[Job]:
     """Cut a group into jobs of at most ``block_count`` blocks.
 
@@ -270,4 +285,4 @@ def jobs_of(
     for start in range(0, group.blocks, block_count):
         stop = min(start + block_count, group.blocks)
         if wanted is None or any(block in wanted for block in range(start, stop)):
-            yield Job(group=group, start=start, stop=stop, measures=measures)
+            yield Job(group=group, start=start, stop=stop, measures=measures, codings=codings)

@@ -5,14 +5,15 @@ The engine and the exported graph both get them from here, so what is shown is w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mergepipe.cache.records import Result, StagedTensor
 from mergepipe.checkpoints.geometry import BlockGrid, Geometry
 from mergepipe.digest import DIGEST_SIZE
-from mergepipe.graph.keys import ABSENT, block_key, statistic_key
+from mergepipe.graph.keys import ABSENT, block_key, code_digest, statistic_key
 from mergepipe.operators.contract import Operator, Reduction, Statistic, TensorFacts
+from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.facts import tensor_facts
 from mergepipe.plan.recipe import input_form
 from mergepipe.plan.values import Decision, TensorPlan
@@ -87,6 +88,8 @@ class BlockPlan:
         Expert slots that were found to equal the base, or an earlier input.
     omitted
         Expert slots that are left out: outside the access set.
+    coded
+        Expert slots of which an approximation is read, and its level.
     """
 
     block: int
@@ -96,10 +99,20 @@ class BlockPlan:
     zero: tuple[int, ...]
     shared: tuple[int, ...]
     omitted: tuple[int, ...] = ()
+    coded: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The slots that must be read."""
+        """The slots that must be read exactly."""
+        return tuple(slot for slot in self._used if slot not in self.coded)
+
+    @property
+    def decodes(self) -> tuple[tuple[int, int], ...]:
+        """The slots whose codes must be read, each with its level."""
+        return tuple((slot, self.coded[slot]) for slot in self._used if slot in self.coded)
+
+    @property
+    def _used(self) -> tuple[int, ...]:
         used = range(len(self.sources)) if self.copied is None else (self.copied,)
         return tuple(slot for slot in used if self.sources[slot] == slot)
 
@@ -117,11 +130,13 @@ def plan_block(
         key = block_key(tensor.recipe, [digest or ABSENT for digest in digests], merged)
         sources = (0, *(None for _ in tensor.experts))
         return BlockPlan(block=block, key=key, sources=sources, copied=0, zero=(), shared=())
-    omitted = _omitted(tensor, block, digests) if merged else ()
+    omitted, coded = _inexact(tensor, block, digests) if merged else ((), {})
     seen = [None if slot in omitted else digest for slot, digest in enumerate(digests)]
+    for slot, level in coded.items():
+        seen[slot] = code_digest(digests[0], digests[slot], level)
     if merged == 0:  # beyond the rows that all sources have
         seen = [digests[0], *(None for _ in tensor.experts)]
-    anchored = bool(omitted) and not tensor.uses_base
+    anchored = bool(omitted or coded) and not tensor.uses_base
     unused = merged == recipe.elements(block) and not (tensor.uses_base or anchored)
     if unused and not tensor.anchored:
         seen[0] = None
@@ -131,7 +146,7 @@ def plan_block(
     elif unused:  # equal blocks of experts are read from the base, but it is no part of the result
         seen[0] = None
         sources = sources if 0 in sources[1:] else (None, *sources[1:])
-    copied = _copied(recipe, block, sources, merged, anchored=anchored)
+    copied = _copied(recipe, block, sources, merged, coded, anchored=anchored)
     computed = copied is None and merged > 0
     key = block_key(
         tensor.recipe,
@@ -142,15 +157,22 @@ def plan_block(
         anchor=input_form(tensor.base) if anchored else None,
     )
     return BlockPlan(
-        block=block, key=key, sources=sources, copied=copied, zero=zero, shared=shared, omitted=omitted
+        block=block, key=key, sources=sources, copied=copied, zero=zero, shared=shared, omitted=omitted, coded=coded
     )
 
 
-def _omitted(tensor: TensorPlan, block: int, digests: Sequence[bytes | None]) -> tuple[int, ...]:
-    """Return the slots that are left out of a block; those that have no such block are not."""
+def _inexact(
+    tensor: TensorPlan, block: int, digests: Sequence[bytes | None]
+) -> tuple[tuple[int, ...], dict[int, int]]:
+    """Return the slots that are left out of a block, and by slot the levels of approximations.
+
+    Neither are slots that have no such block; an approximation of what equals the base is what it is.
+    """
     if tensor.access is None:
-        return ()
-    return tuple(expert + 1 for expert in tensor.access.omitted(block) if digests[expert + 1] is not None)
+        return (), {}
+    levels = {slot: tensor.access.level(slot - 1, block) for slot in range(1, len(digests)) if digests[slot]}
+    omitted = tuple(slot for slot, level in levels.items() if level == OMITTED)
+    return omitted, {slot: level for slot, level in levels.items() if OMITTED < level < EXACT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +241,13 @@ def _assign(
 
 
 def _copied(
-    recipe: TensorRecipe, block: int, sources: tuple[int | None, ...], merged: int, *, anchored: bool
+    recipe: TensorRecipe,
+    block: int,
+    sources: tuple[int | None, ...],
+    merged: int,
+    coded: Container[int],
+    *,
+    anchored: bool,
 ) -> int | None:
     """Return the slot whose bytes the block equals: by the operator's word, and in the same dtype and extent."""
     tensor = recipe.tensor
@@ -235,7 +263,7 @@ def _copied(
         chosen = None if index is None else index + 1
     source = None if chosen is None else sources[chosen]
     slot = None if source is None else tensor.slots[source]
-    if slot is None or slot.lora is not None or slot.info.dtype != tensor.dtype:
+    if slot is None or slot.lora is not None or slot.info.dtype != tensor.dtype or source in coded:
         return None
     return source
 

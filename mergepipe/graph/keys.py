@@ -10,6 +10,7 @@ from mergepipe.digest import DIGEST_SIZE, content_digest, record_digest
 from mergepipe.operators.contract import Statistic
 from mergepipe.plan.recipe import input_form
 from mergepipe.plan.values import InputRef, TensorPlan
+from mergepipe.progressive.levels import CODE_VERSION
 
 ABSENT = bytes(DIGEST_SIZE)
 _BLOCK_TAG = b"mergepipe.merge-block\0"
@@ -48,6 +49,19 @@ def block_key(
     if reduction is None and position is None:
         return key
     return record_digest("merge-block", key, reduction, position)
+
+
+def code_digest(base: bytes | None, expert: bytes | None, level: int) -> bytes:
+    """Return what stands for an approximation of an expert's block: the code follows from the content of both blocks.
+
+    Parameters
+    ----------
+    base, expert
+        Block digests of the same rows.
+    level
+        How many stages of the code are read.
+    """
+    return record_digest("code-block", CODE_VERSION, level, base, expert)
 
 
 def statistic_recipe(statistic: Statistic, tensor: TensorPlan, row_elements: int) -> bytes:

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.graph.blocks import TensorRecipe
-from mergepipe.plan.values import InputRef, TensorPlan
+from mergepipe.plan.codes import coded_slots
+from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
+from mergepipe.progressive.levels import LEVELS
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from mergepipe.cache.progressive import CodeStore
+    from mergepipe.cache.sources import SourceIndex
     from mergepipe.operators.influence import Influence
     from mergepipe.plan.budget import BudgetTensor
+    from mergepipe.plan.hull import LevelPrices
 
     Array = np.ndarray[Any, Any]
 
@@ -33,6 +38,7 @@ def whole_tensor(
     costs: Array,
     same: Array | None = None,
     errors: Array | None = None,
+    prices: LevelPrices | None = None,
 ) -> BudgetTensor:
     """Return what a budget is planned from, of numbers that were measured or estimated.
 
@@ -43,7 +49,7 @@ def whole_tensor(
         any.
     gram
         Over the whole tensor, float64 ``(experts + 1, experts + 1)``, the base first.
-    costs, same
+    costs, same, prices
         As in `BudgetTensor`.
     """
     import numpy as np
@@ -66,7 +72,44 @@ def whole_tensor(
         update=update,
         base=base if np.isfinite(base) else None,
         errors=errors,
+        prices=prices,
     )
+
+
+def level_prices(
+    plan: OutputPlan, recipe: TensorRecipe, index: SourceIndex, codes: CodeStore
+) -> LevelPrices | None:
+    """Return what the levels of a tensor's deltas come to; None where its budget knows none.
+
+    Raises
+    ------
+    UnknownCodeError
+        If a delta was not coded yet.
+    """
+    import numpy as np
+
+    from mergepipe.plan.hull import LevelPrices
+
+    tensor, blocks = recipe.tensor, recipe.facts.blocks
+    coded = coded_slots(plan, tensor)
+    if not coded:
+        return None
+    sizes = np.zeros((LEVELS, len(tensor.experts), blocks), np.int64)
+    residuals = np.full(sizes.shape, np.inf)
+    for one in coded:
+        digests = [index.tensor(ref.source, ref.info) for ref in (one.base, one.expert)]
+        known = None
+        if digests[0] is not None and digests[1] is not None:
+            known = codes.prices(codes.key(digests[0], digests[1]))
+        if known is None:
+            raise UnknownCodeError
+        np.cumsum(known.sizes, axis=0, out=sizes[:, one.slot - 1])
+        residuals[:, one.slot - 1] = known.residuals
+    return LevelPrices(sizes=sizes, residuals=residuals)
+
+
+class UnknownCodeError(Exception):
+    """A delta whose levels a budget may buy was not coded yet."""
 
 
 def block_costs(recipe: TensorRecipe) -> Array:

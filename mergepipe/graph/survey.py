@@ -16,7 +16,14 @@ from mergepipe.digest import digest_at
 from mergepipe.errors import OperatorError
 from mergepipe.graph.blocks import TensorRecipe, plan_statistic
 from mergepipe.graph.inputs import slot_blocks
-from mergepipe.graph.prices import block_costs, compared_slots, first_equal, whole_tensor
+from mergepipe.graph.prices import (
+    UnknownCodeError,
+    block_costs,
+    compared_slots,
+    first_equal,
+    level_prices,
+    whole_tensor,
+)
 from mergepipe.graph.reductions import key_recipe, open_table, start_reduction
 from mergepipe.graph.samples import estimated_tensor, known_estimates
 from mergepipe.operators.contract import Reduction, Statistic, StatisticValues
@@ -27,7 +34,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mergepipe.operators.influence import Influence
+    from mergepipe.cache.progressive import CodeStore
     from mergepipe.plan.budget import BudgetTensor
+    from mergepipe.plan.hull import LevelPrices
 
     Array = np.ndarray[Any, Any]
 
@@ -104,7 +113,7 @@ def _measured(
     )
 
 
-def known_survey(plan: OutputPlan, index: SourceIndex, store: StatisticStore) -> Survey | None:
+def known_survey(plan: OutputPlan, index: SourceIndex, store: StatisticStore, codes: CodeStore) -> Survey | None:
     """Return the survey of an output from what the cache knows alone; None if anything is missing."""
     found: dict[str, BudgetTensor] = {}
     for tensor in plan.tensors:
@@ -123,7 +132,11 @@ def known_survey(plan: OutputPlan, index: SourceIndex, store: StatisticStore) ->
         measured = _known_tensor(recipe, known, store)
         if measured is None:
             return None
-        found[tensor.name] = budget_tensor(recipe, known, measured)
+        try:
+            prices = level_prices(plan, recipe, index, codes)
+        except UnknownCodeError:
+            return None
+        found[tensor.name] = budget_tensor(recipe, known, measured, prices)
     return found
 
 
@@ -152,13 +165,17 @@ def _digests(known: Sequence[bytes | None], block: int) -> list[bytes | None]:
     return [digest_at(packed, block) for packed in known]
 
 
-def budget_tensor(recipe: TensorRecipe, known: Sequence[bytes | None], measured: Measured) -> BudgetTensor:
+def budget_tensor(
+    recipe: TensorRecipe, known: Sequence[bytes | None], measured: Measured, prices: LevelPrices | None = None
+) -> BudgetTensor:
     """Return what a budget is planned from for one tensor.
 
     Parameters
     ----------
     known
         Per slot the packed block digests; those of all inputs.
+    prices
+        What the levels between nothing and the exact block come to.
     """
     import numpy as np
 
@@ -166,4 +183,6 @@ def budget_tensor(recipe: TensorRecipe, known: Sequence[bytes | None], measured:
     first = first_equal(recipe, known)
     costs[first < 0] = 0  # zero deltas
     same = np.where(first < 0, np.arange(len(first))[:, None], first)
-    return whole_tensor(recipe, measured.squares, measured.gram, measured.influence, costs=costs, same=same)
+    return whole_tensor(
+        recipe, measured.squares, measured.gram, measured.influence, costs=costs, same=same, prices=prices
+    )

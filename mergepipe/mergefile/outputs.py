@@ -156,6 +156,12 @@ def _budget(table: Table) -> Budget | None:
         stats=inner.choice("stats", ("full", "sample")) or "full",
         precision=inner.choice("precision", ("levels", "blocks")),
     )
+    if budget.uses_levels and budget.stats == "sample":
+        inner.problems.add(
+            inner.at("precision"),
+            '`precision = "levels"` needs every delta whole once, and `stats = "sample"` reads samples of them',
+            hint='remove `stats`, or write `precision = "blocks"`',
+        )
     if not budget.is_full_read and "base" not in table:
         what = "a budget needs a base, which takes the place of what is not read"
         inner.problems.add(inner.path, what, hint=_BASE_HINT)

@@ -101,16 +101,22 @@ class Budget:
         """Whether it limits nothing, so that the merge is the full-read merge."""
         return self.expert_reads is None and self.max_error is None and self.share in (None, 1.0)
 
+    @property
+    def uses_levels(self) -> bool:
+        """Whether blocks may be read as approximations (progressive codes), and not only exactly or not at all."""
+        return self.precision == "levels" and not self.is_full_read
+
     def text(self) -> str:
         """Return it in words, as the lock has it: ``full``, ``25%``, ``1048576 B``, ``max_error 0.001``.
 
-        Where norms are estimated it says so: ``25% by samples``.
+        Where norms are estimated it says so: ``25% by samples``; where approximations are read, ``25% in levels``.
         """
         if self.is_full_read:
             return "full"
         limit = f"{self.expert_reads} B" if self.share is None else f"{100 * self.share:.15g}%"
         if self.max_error is not None:
             limit = f"max_error {self.max_error!r}"
+        limit = f"{limit} in levels" if self.uses_levels else limit
         return limit if self.stats == "full" else f"{limit} by samples"
 
 

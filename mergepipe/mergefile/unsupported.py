@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.problems import Problems
-from mergepipe.mergefile.schema import Mergefile, Output, Source
+from mergepipe.mergefile.schema import Mergefile, Source
 from mergepipe.mergefile.suggest import code
 
 
@@ -18,8 +18,6 @@ def report_unsupported(mergefile: Mergefile, problems: Problems) -> None:
         if source.on is not None and source.on in mergefile.outputs and source.on not in mergefile.sources:
             advice = f"build {code(source.on)} first, and declare its directory under `[sources]`"
             _unsupported(problems, ("sources", source.name, "on"), "an adapter on an output", "adapter", advice)
-    for output in mergefile.outputs.values():
-        _output(output, problems)
 
 
 def _source(source: Source, mergefile: Mergefile, problems: Problems) -> None:
@@ -34,16 +32,6 @@ def _source(source: Source, mergefile: Mergefile, problems: Problems) -> None:
     if source.progressive:
         hint = "remove it: it changes no result"
         _unsupported(problems, (*path, "progressive"), "`progressive`", "progressive", hint)
-
-
-def _output(output: Output, problems: Problems) -> None:
-    path: KeyPath = ("outputs", output.name)
-    budget = output.budget
-    if budget is None or budget.is_full_read:
-        return
-    if budget.precision == "levels":
-        hint = "remove it: blocks are then read exactly or not at all"
-        _unsupported(problems, (*path, "budget", "precision"), '`precision = "levels"`', "precision", hint)
 
 
 def _unsupported(problems: Problems, path: KeyPath, what: str, feature: str, hint: str | None = None) -> None:

@@ -34,15 +34,20 @@ class Influence:
     combination
         Where the full read's result less the base is a sum of the base and the deltas with these coefficients: that of
         the base, then that of each expert. None where it is not.
+    linear
+        Whether each delta enters by a linear map that does not depend on the deltas themselves (coefficients, masks by
+        place): then what a delta is off by moves the result by at most its factor times that. Where it does not hold, a
+        delta that is only approximately known may have other elements dropped, or another sign elected.
     """
 
     factors: tuple[float, ...]
     kind: Literal["additive", "mean", "sum", "none"]
     spread: tuple[float, ...] = ()
     combination: tuple[float, ...] | None = None
+    linear: bool = False
 
 
-def additive(coefficients: Iterable[float], *, base: float | None = 0.0) -> Influence:
+def additive(coefficients: Iterable[float], *, base: float | None = 0.0, linear: bool = True) -> Influence:
     """Return the influence of deltas that enter the result with these coefficients, each on its own.
 
     Parameters
@@ -50,10 +55,12 @@ def additive(coefficients: Iterable[float], *, base: float | None = 0.0) -> Infl
     base
         What the base enters with beyond once, where the result is that of coefficients times whole deltas; None where
         it is not: where elements of the deltas are dropped, or the coefficients differ within a tensor.
+    linear
+        Whether what is dropped, if anything, follows from the elements' places alone.
     """
     values = tuple(coefficients)
     combination = None if base is None else (base, *values)
-    return Influence(factors=tuple(map(abs, values)), kind="additive", combination=combination)
+    return Influence(factors=tuple(map(abs, values)), kind="additive", combination=combination, linear=linear)
 
 
 def excess(coefficients: Sequence[float]) -> float:

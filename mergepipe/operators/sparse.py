@@ -27,7 +27,7 @@ from mergepipe.operators.contract import (
 )
 from mergepipe.operators.influence import ROOT_OF_2, Influence, additive
 from mergepipe.operators.numerics import normaliser, rounded
-from mergepipe.operators.sparsifiers import ByMagnitude, ByRank, Sparsifier
+from mergepipe.operators.sparsifiers import AtRandom, ByMagnitude, ByRank, Sparsifier
 
 # Where a sign is elected, every expert's term needs a scratch array at the same time.
 MOST_ELECTING = 90
@@ -171,9 +171,13 @@ class SparseTaskArithmetic(Operator):
         ]
         weighted = [factor * weight for factor, weight in zip(reach, prepared.coefficients, strict=True)]
         if not self.elects:
-            dropped = bool(_dropping(prepared, facts))
+            dropping = _dropping(prepared, facts)
             sign = math.copysign(1.0, prepared.scale)
-            return additive((sign * value / prepared.divisor for value in weighted), base=None if dropped else 0.0)
+            return additive(
+                (sign * value / prepared.divisor for value in weighted),
+                base=None if dropping else 0.0,
+                linear=all(isinstance(sparsifier, AtRandom) for _, sparsifier in dropping),
+            )
         return _elected(prepared, reach, weighted)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:

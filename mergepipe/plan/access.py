@@ -1,6 +1,7 @@
-"""Which blocks of its experts a tensor is made from: the access set, as a level for every (expert, block).
+"""Which blocks of its experts a tensor is made from, and how precisely: a level for every (expert, block).
 
-A level is a byte: `OMITTED`, `EXACT`, and between them what is kept for a number of planes of a delta.
+A level is a byte: `OMITTED`, `EXACT`, and between them how many stages of a progressive code are read
+(`mergepipe.progressive`): the delta is then known up to its residual.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mergepipe.digest import record_digest
+from mergepipe.progressive.levels import CODE_VERSION, EXACT, OMITTED
 
-OMITTED = 0
-EXACT = 255
+__all__ = ["EXACT", "OMITTED", "TensorAccess", "is_coded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,24 +26,44 @@ class TensorAccess:
 
     levels: tuple[bytes | None, ...]
 
-    def omits(self, expert: int, block: int) -> bool:
-        """Return whether a block of an expert (counted from 0) is left out."""
+    def level(self, expert: int, block: int) -> int:
+        """Return the level of a block of an expert (counted from 0)."""
         levels = self.levels[expert]
-        return levels is not None and block < len(levels) and levels[block] == OMITTED
+        return EXACT if levels is None or block >= len(levels) else levels[block]
+
+    def omits(self, expert: int, block: int) -> bool:
+        """Return whether a block of an expert is left out."""
+        return self.level(expert, block) == OMITTED
 
     def omitted(self, block: int) -> tuple[int, ...]:
         """Return the experts that are left out of a block."""
         return tuple(expert for expert in range(len(self.levels)) if self.omits(expert, block))
 
+    def inexact(self, block: int) -> tuple[int, ...]:
+        """Return the experts that are left out of a block, or of which it takes an approximation."""
+        return tuple(expert for expert in range(len(self.levels)) if self.level(expert, block) != EXACT)
+
     @property
     def is_full(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether all is read exactly."""
         return all(levels is None or levels.count(EXACT) == len(levels) for levels in self.levels)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether anything is read from a progressive code."""
+        return any(is_coded(levels) for levels in self.levels)
 
     def digest(self) -> bytes:
         """Return the digest of all levels."""
+        if self.is_coded:
+            return record_digest("access-coded", CODE_VERSION, self.levels)
         return record_digest("access", self.levels)
 
     def matrix(self, blocks: int) -> bytes:
         """Return a row per expert, a byte per block of the tensor (``blocks`` of them), row after row."""
         return b"".join((levels or b"").ljust(blocks, bytes([EXACT])) for levels in self.levels)
+
+
+def is_coded(levels: bytes | None) -> bool:
+    """Return whether any of the levels is between `OMITTED` and `EXACT`."""
+    return levels is not None and levels.count(OMITTED) + levels.count(EXACT) < len(levels)

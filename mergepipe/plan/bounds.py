@@ -20,6 +20,8 @@ from mergepipe.operators.influence import Influence
 Array = Any
 BoundKind = Literal["exact", "certified", "estimated", "none"]
 
+# By how much a decoded delta can be longer than what it stands for: each value is a least-squares mean, rounded.
+_DECODED = 1e-5
 # Operations behind one norm: the squares of a block are added in pieces, and blocks are added up.
 _OPERATIONS = 1 << 20
 
@@ -138,6 +140,29 @@ def whole_block_squares(norms: Array, influence: Influence) -> Array:
         total = np.add.reduce(lengths, axis=0)
         return total * total
     return np.add.reduce(lengths * lengths, axis=0)
+
+
+def coarse_squares(norms: Array, influence: Influence, coarse: bool) -> Array:
+    """Return the square of the bound of each block of which anything is not exact.
+
+    Parameters
+    ----------
+    norms
+        As in `whole_block_squares`.
+    coarse
+        Whether deltas may be approximations. Where these do not enter linearly, other elements than in the full read
+        may be dropped, or other signs elected; so nothing is said but that both results stay within what bounds the
+        move of each from the base (`Influence`): they differ by at most the sum of both. A decoded delta is at most
+        ``1 + _DECODED`` times as long as the delta.
+    """
+    if not coarse or influence.linear:
+        return whole_block_squares(norms, influence)
+    if influence.kind == "additive":
+        total = np.add.reduce(scaled(norms, influence.factors), axis=0)
+        squares = total * total
+    else:
+        squares = whole_block_squares(norms, influence)
+    return 4.0 * (1.0 + _DECODED) ** 2 * squares
 
 
 def scaled(norms: Array, factors: Sequence[float]) -> Array:

@@ -1,18 +1,22 @@
 """Which blocks of the experts a budget buys: one order of all of them, cut where the budget ends. Pure, over arrays.
 
-An *item* is a block of an expert that costs something to read; blocks of several experts with the same content at the
-same place are one item. Its *effect* is the operator's factor times the norm of its delta (the sum of both experts' for
-a shared item: equal deltas are parallel), its *gain* the square of that. Items are ordered by gain per byte, equal ones
-by tensor, block and expert; a budget reads the longest prefix that fits. So
+A *place* is a block of an expert that costs something to read; blocks of several experts with the same content at the
+same place count as one. Its *effect* is the operator's factor times the norm of its delta (the sum of both experts' for
+a shared one: equal deltas are parallel). An *item* is a step of a place: from nothing to the exact block, or, where the
+experts' progressive codes may be read, from one level of precision to a better one (`hull`). Its *gain* is by how much
+the square of the place's missing effect falls. Items are ordered by gain per byte, equal ones by tensor, block, expert
+and level; a budget reads the longest prefix that fits. So
 
-- a larger budget reads a superset, and bounds never grow with the budget;
+- a larger budget reads a superset, no level falls, and bounds never grow with the budget;
 - no prefix costs more than its budget, and what costs nothing is always read;
 - a budget of all bytes reads everything.
 
 The order is made once (`reading_order`) and knows bytes, bound and estimate of every prefix: a cut is a binary search.
 
 How the bound of every prefix comes about in one pass: each item has a *step*, by how much the square of its block's
-bound falls once the item is read too (`bounds.additive_steps`, `bounds.whole_block_steps`). Steps are not negative and
+bound falls once the item is read too (`bounds.additive_steps`, `bounds.whole_block_steps`). An approximation counts as
+an omission with the residual's norm where deltas enter linearly; where not, the block has the bound of all of its
+deltas, twice (`bounds.coarse_squares`), until all of it is exact. Steps are not negative and
 add up, from any item of the order to the end, to the square of the bound of leaving out all of these. Sums of numbers
 that are not negative, added from the end of the order, never fall from one item to the one before, whatever the
 rounding; so the computed bound is monotone along the order, and the shortest prefix within an error is found by
@@ -26,7 +30,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -38,11 +42,12 @@ from mergepipe.plan.bounds import (
     BoundKind,
     ErrorBound,
     additive_steps,
+    coarse_squares,
     margin,
     scaled,
-    whole_block_squares,
     whole_block_steps,
 )
+from mergepipe.plan.hull import LevelPrices, Steps, hull_steps, joined_steps, whole_steps
 from mergepipe.plan.places import copied_places, parts, row_of, spread_out
 from mergepipe.plan.selection import Selection, root_error, share
 
@@ -71,6 +76,8 @@ class BudgetTensor:
     errors
         The standard errors of the squares of the norms where these are estimates, float64 ``(experts, blocks)``; None
         for exact ones.
+    prices
+        What levels between nothing and the exact block come to; None: there are none.
     """
 
     norms: Array
@@ -80,6 +87,13 @@ class BudgetTensor:
     update: float | None = None
     base: float | None = None
     errors: Array | None = None
+    prices: LevelPrices | None = None
+
+    @property
+    def bounds_whole_blocks(self) -> bool:
+        """Whether the bound of a block stays until the last of its deltas is read exactly."""
+        coarse = self.prices is not None and not self.influence.linear
+        return self.influence.kind in ("mean", "sum") or coarse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,11 +105,13 @@ class Order:
     tensors
         What it was made from.
     items
-        Places in (tensor, block, expert) order, int64 ``(n,)``.
+        The place of each, counted in (tensor, block, expert) order, int64 ``(n,)``.
+    levels
+        The level that its place has with it, uint8 ``(n,)``.
     copies, originals
         Places that have the content of another, and these others; int64.
     bytes, blocks
-        What the first k items cost, and how many blocks of experts they are; int64 ``(n + 1,)``.
+        What the first k items cost, and of how many blocks of experts they read anything; int64 ``(n + 1,)``.
     bounds, expected, masses
         With the first k items read: the absolute bound, the expected error, the sum of the squares of all norms that
         are left out; float64 ``(n + 1,)``, none of them ever growing. Without `unbounded` items there is no bound.
@@ -113,6 +129,7 @@ class Order:
 
     tensors: tuple[BudgetTensor, ...]
     items: Array
+    levels: Array
     copies: Array
     originals: Array
     bytes: Array
@@ -220,26 +237,28 @@ def reading_order(tensors: Sequence[BudgetTensor], *, sampled: bool = False) -> 
     for values in (effects, masses, paid):
         np.add.at(values, originals, values[copies])
     costs[copies], effects[costs == 0], masses[costs == 0] = 0, 0.0, 0.0
-    places = np.flatnonzero(costs)
-    with np.errstate(over="ignore"):
-        items = places[np.argsort(-(effects[places] ** 2 / costs[places]), kind="stable")]
-    steps = bound_steps(tensors, items, effects, masses)[items]
-    gains, squares = effects[items] ** 2, masses[items]
+    steps = _steps(tensors, costs, effects)
+    order = np.argsort(-steps.rates, kind="stable")
+    items, numbers, before, after = (row[order] for row in (steps.places, steps.numbers, steps.before, steps.after))
+    falls = bound_steps(tensors, items, numbers, before - after, masses)
+    squares = masses[items] * (_share(before, effects[items], 1.0) - _share(after, effects[items], 0.0))
+    gains = before**2 - after**2
     doubt = row_of([_doubts(tensor) for tensor in tensors], np.float64)[items]
     blind = spread_out([tensor.influence.kind == "none" for tensor in tensors], tensors, np.bool_)
-    unknown = np.flatnonzero(blind[items] & (squares > 0))
+    unknown = np.flatnonzero(blind[items] & (masses[items] > 0) & (before > 0))
     grown = 1.0 + margin(len(items))
     return Order(
         tensors=tensors,
         items=items,
+        levels=steps.levels[order],
         copies=copies,
         originals=originals,
-        bytes=_from_the_start(costs[items]),
-        blocks=_from_the_start(paid[items]),
-        bounds=np.sqrt(to_the_end(steps)) * grown,
+        bytes=_from_the_start(steps.costs[order]),
+        blocks=_from_the_start(np.where(numbers == 0, paid[items], 0)),
+        bounds=np.sqrt(to_the_end(falls)) * grown,
         expected=np.sqrt(to_the_end(gains)),
         masses=to_the_end(squares),
-        steps=steps,
+        steps=falls,
         gains=gains,
         squares=squares,
         variances=to_the_end(doubt * doubt),
@@ -251,6 +270,40 @@ def reading_order(tensors: Sequence[BudgetTensor], *, sampled: bool = False) -> 
     )
 
 
+def _steps(tensors: Sequence[BudgetTensor], costs: Array, effects: Array) -> Steps:
+    """Return the steps of all places that cost something, in the order of places."""
+    if all(tensor.prices is None for tensor in tensors):
+        places = np.flatnonzero(costs)
+        return whole_steps(places, costs[places], effects[places])
+    found, start = [], 0
+    for tensor, cost, effect in zip(tensors, parts(tensors, costs), parts(tensors, effects), strict=True):
+        places = np.flatnonzero(cost)
+        paid, weight = cost.ravel()[places], effect.ravel()[places]
+        if tensor.prices is None:
+            steps = whole_steps(places, paid, weight)
+        else:
+            sizes = np.stack([size.T.ravel()[places] for size in tensor.prices.sizes])
+            left = np.stack([missing.T.ravel()[places] for missing in tensor.prices.residuals])
+            norms = tensor.norms.T.ravel()[places]
+            steps = hull_steps(places, paid, weight, sizes, _ratio_of(weight, norms) * left)
+        found.append(replace(steps, places=steps.places + start))
+        start += cost.size
+    return joined_steps(found)
+
+
+def _share(missing: Array, effects: Array, otherwise: float) -> Array:
+    """Return the share of a place's mass that is missing; where its effect says nothing, of all or nothing."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = (missing / effects) ** 2
+    return np.where(np.isnan(shares), otherwise, shares)
+
+
+def _ratio_of(effects: Array, norms: Array) -> Array:
+    """Return how much of a norm is an effect: the factors of all experts that share a place."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(norms > 0, effects / norms, 0.0) * (1.0 + 2.0**-51)
+
+
 def _doubts(tensor: BudgetTensor) -> Array:
     """Return the standard errors of the squares of a tensor's effects, float64 ``(experts, blocks)``."""
     if tensor.errors is None:
@@ -258,23 +311,34 @@ def _doubts(tensor: BudgetTensor) -> Array:
     return scaled(tensor.errors, [factor * factor for factor in tensor.influence.factors])
 
 
-def bound_steps(tensors: Sequence[BudgetTensor], items: Array, effects: Array, masses: Array) -> Array:
-    """Return at each place by how much reading it lowers the square of its block's bound (`Order.steps`)."""
-    ranks = np.full(effects.size, -1, np.int64)  # what is no item is read first
-    ranks[items] = np.arange(items.size)
-    steps = np.zeros(effects.size)
-    arrays = (parts(tensors, array) for array in (ranks, effects, masses, steps))
+def bound_steps(tensors: Sequence[BudgetTensor], items: Array, numbers: Array, falls: Array, masses: Array) -> Array:
+    """Return by how much each item, in their order, lowers the square of its block's bound (`Order.steps`).
+
+    Parameters
+    ----------
+    items, numbers, falls
+        Per item its place, its number among the steps of that, and by how much the missing effect falls.
+    masses
+        At each place, the square of the norm.
+    """
+    width = int(numbers.max()) + 1 if numbers.size else 1
+    cells = items * width + numbers
+    ranks = np.full(masses.size * width, -1, np.int64)  # what is no item is read first
+    ranks[cells] = np.arange(items.size)
+    effects, steps = np.zeros(ranks.size), np.zeros(ranks.size)
+    effects[cells] = falls
+    arrays = (parts(tensors, array, width) for array in (ranks, effects, np.repeat(masses, width), steps))
     for tensor, rank, effect, mass, step in zip(tensors, *arrays, strict=True):
         if tensor.influence.kind == "none" or not rank.size:
             continue
         read = np.argsort(rank, axis=1, kind="stable")
-        if tensor.influence.kind == "additive":
-            found = additive_steps(np.take_along_axis(effect, read, axis=1))
+        if tensor.bounds_whole_blocks:
+            matters = np.take_along_axis((mass > 0) & (rank >= 0), read, axis=1)
+            found = whole_block_steps(matters, coarse_squares(tensor.norms, tensor.influence, tensor.prices is not None))
         else:
-            matters = np.take_along_axis(mass, read, axis=1) > 0
-            found = whole_block_steps(matters, whole_block_squares(tensor.norms, tensor.influence))
+            found = additive_steps(np.take_along_axis(effect, read, axis=1))
         np.put_along_axis(step, read, found, axis=1)
-    return steps
+    return steps[cells]
 
 
 def _from_the_start(values: Array) -> Array:

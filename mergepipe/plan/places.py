@@ -38,13 +38,17 @@ def full_row(tensors: Iterable[Shaped], value: int, dtype: Any) -> Array:
     return np.full(sum(tensor.norms.size for tensor in tensors), value, dtype)
 
 
-def parts(tensors: Iterable[Shaped], row: Array) -> list[Array]:
-    """Return the parts ``(blocks, experts)`` of a row, one for each tensor; they share its memory."""
+def parts(tensors: Iterable[Shaped], row: Array, width: int = 1) -> list[Array]:
+    """Return the parts ``(blocks, experts)`` of a row, one for each tensor; they share its memory.
+
+    With ``width`` values for each place, a part is ``(blocks, experts * width)``.
+    """
     found, start = [], 0
     for tensor in tensors:
         experts, blocks = tensor.norms.shape
-        found.append(row[start : start + experts * blocks].reshape(blocks, experts))
-        start += experts * blocks
+        size = experts * blocks * width
+        found.append(row[start : start + size].reshape(blocks, experts * width))
+        start += size
     return found
 
 

@@ -52,11 +52,11 @@ class Selection:
     order
         What it is a prefix of.
     items
-        How many items are read.
+        How many items, which are blocks or steps of their precision, are read.
     planned_bytes, full_bytes
         What is read, and what a full read would: equal blocks are read once.
     blocks, full_blocks
-        How many blocks of experts, of those that are not free, are read, and how many there are.
+        Of how many blocks of experts, of those that are not free, anything is read, and how many there are.
     bound
         Of the distance to the full read.
     expected
@@ -80,19 +80,21 @@ class Selection:
 
     def access(self) -> tuple[tuple[bytes | None, ...], ...]:
         """Return per tensor and expert a level for each block (`mergepipe.plan.access`); None: every block exactly."""
-        levels = full_row(self.order.tensors, EXACT, np.uint8)
-        levels[self.order.items[self.items :]] = OMITTED
-        levels[self.order.copies] = levels[self.order.originals]
+        order = self.order
+        levels = full_row(order.tensors, EXACT, np.uint8)
+        levels[order.items] = OMITTED
+        np.maximum.at(levels, order.items[: self.items], order.levels[: self.items])  # the last one is the best one
+        levels[order.copies] = levels[order.originals]
         return tuple(
             tuple(None if (column == EXACT).all() else column.tobytes() for column in part.T)
-            for part in parts(self.order.tensors, levels)
+            for part in parts(order.tensors, levels)
         )
 
     def slot_bytes(self) -> tuple[Array, ...]:
         """Return per tensor what is read of each expert, int64 ``(experts,)``; equal blocks count for the first."""
         read = full_row(self.order.tensors, 0, np.int64)
         costs = np.diff(self.order.bytes)
-        read[self.order.items[: self.items]] = costs[: self.items]
+        np.add.at(read, self.order.items[: self.items], costs[: self.items])
         return tuple(np.add.reduce(part, axis=0) for part in parts(self.order.tensors, read))
 
     def losses(self, most: int | None = None) -> tuple[TensorLoss, ...]:

@@ -311,7 +311,7 @@ class OutputPlan:
         stored = [ref for ref in slot.stored if is_base or not tensor.is_expert(ref)]
         cost = sum(_bytes(slot, ref, first, layout.count, self.geometry) for ref in stored)
         if is_base and tensor.anchored and tensor.access is not None:
-            left_out = [block for block in range(first) if tensor.access.omitted(block)]
+            left_out = [block for block in range(first) if tensor.access.inexact(block)]
             cost += sum(_bytes(slot, ref, b, b + 1, self.geometry) for ref in stored for b in left_out)
         return cost
 

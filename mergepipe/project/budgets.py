@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import record_digest
@@ -74,7 +75,7 @@ def resolved(
     from mergepipe.graph.survey import known_survey
     from mergepipe.plan.budgeted import with_access
 
-    survey = known_survey(plan, index, StatisticStore(catalog))
+    survey = known_survey(plan, index, StatisticStore(catalog), CodeStore(catalog))
     return plan if survey is None else with_access(plan, survey)
 
 

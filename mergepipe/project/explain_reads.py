@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import digest_at
@@ -136,7 +137,7 @@ def _all_losses(plan: OutputPlan, index: SourceIndex, catalog: Catalog) -> dict[
     from mergepipe.plan.budgeted import reading_of, without_outcome
 
     pending = without_outcome(plan)
-    survey = known_survey(pending, index, StatisticStore(catalog))
+    survey = known_survey(pending, index, StatisticStore(catalog), CodeStore(catalog))
     budget = plan.output.budget
     if survey is None or budget is None:
         return None

@@ -1,0 +1,141 @@
+"""Progressive codes in the cache: packs by content, and what the planner needs of them in the catalog.
+
+A pack says all that its row says; the row remains when the pack is pruned, so that plans stay what they are. Losing
+either costs time: both are made again from the sources, with the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.database import seal
+from mergepipe.errors import CacheError, PackError, StorageError, fail_storage
+from mergepipe.progressive.levels import LEVELS, pack_key
+from mergepipe.progressive.pack import SUFFIX, read_header
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mergepipe.progressive.header import PackHeader
+
+    Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CodePrices:
+    """What the levels of one delta come to.
+
+    Attributes
+    ----------
+    sizes
+        The bytes of each stage of each block, int64 ``(levels, blocks)``.
+    residuals
+        Upper limits of the norms of what is missing at each level, float64 ``(levels, blocks)``.
+    header
+        The digest of the header of the pack.
+    """
+
+    sizes: Array
+    residuals: Array
+    header: bytes
+
+
+class CodeStore:
+    """The progressive packs of a cache, by the digests of the two tensors that they follow from."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.folder = catalog.layout.progressive
+
+    def key(self, base: bytes, expert: bytes) -> bytes:
+        """Return the key of the code of a delta, from the digests of both tensors."""
+        return pack_key(base, expert, self._catalog.block_elements)
+
+    def path(self, key: bytes) -> Path:
+        """Return where a pack lies, if it is there."""
+        return self.folder / f"{key.hex()}{SUFFIX}"
+
+    def prices(self, key: bytes) -> CodePrices | None:
+        """Return what the levels of a delta come to; None if that is not known."""
+        import numpy as np
+
+        rows = self._catalog.sealed_rows(
+            "SELECT key, sizes, residuals, header, seal FROM codes WHERE key = ?", (key,)
+        )
+        if not rows:
+            return None
+        _, sizes, residuals, header = rows[0]
+        return CodePrices(
+            sizes=np.frombuffer(sizes, "<u4").astype(np.int64).reshape(LEVELS, -1),
+            residuals=np.frombuffer(residuals, "<f8").reshape(LEVELS, -1),
+            header=header,
+        )
+
+    def has_pack(self, key: bytes) -> bool:
+        """Return whether a pack is there; what it holds is checked when it is read."""
+        return self.path(key).is_file()
+
+    def record(self, key: bytes, header: PackHeader) -> CodePrices:
+        """Take down what a finished pack comes to."""
+        import numpy as np
+
+        sizes, residuals = header.sizes.astype(np.int64), header.residuals.astype(np.float64)
+        packed, left = sizes.astype("<u4").tobytes(), np.ascontiguousarray(residuals, "<f8").tobytes()
+        columns = (key, packed, left, header.seal)
+        with self._catalog.transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO codes (key, sizes, residuals, header, seal) VALUES (?, ?, ?, ?, ?)",
+                (*columns, seal(*columns)),
+            )
+        return CodePrices(sizes=sizes, residuals=residuals, header=header.seal)
+
+    def adopt(self, key: bytes) -> CodePrices | None:
+        """Return the prices of a pack that lies there without a row, and take them down; None if there is none."""
+        try:
+            header = read_header(self.path(key)) if self.has_pack(key) else None
+        except (PackError, StorageError):
+            self.quarantine(key)
+            return None
+        return None if header is None else self.record(key, header)
+
+    def header(self, key: bytes) -> bytes | None:
+        """Return the digest of the header of the pack whose prices are known; None if none are."""
+        rows = self._catalog.rows("SELECT header FROM codes WHERE key = ?", (key,))
+        return rows[0][0] if rows else None
+
+    def quarantine(self, key: bytes) -> None:
+        """Take a damaged pack out of use.
+
+        Raises
+        ------
+        CacheError
+            If it cannot be moved.
+        """
+        path = self.path(key)
+        target = self._catalog.layout.quarantine / path.name
+        try:
+            target.parent.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(path, target)  # noqa: PTH105
+        except OSError as error:
+            raise CacheError(
+                f"a damaged pack `{path}` cannot be moved away: {error}", hint="remove it", path=str(path)
+            ) from error
+
+    def make_folder(self) -> None:
+        """Make the folder of packs.
+
+        Raises
+        ------
+        StorageError
+            If the file system refuses.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fail_storage(error, self.folder, "create")

@@ -1,0 +1,53 @@
+"""Which codes of deltas a group makes: those that a budget asks for and nobody knows, and packs that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mergepipe.cache.progressive import CodeStore
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.engine.coding import CodeKey, Coding
+from mergepipe.engine.work import Group, Input
+from mergepipe.plan.codes import coded_slots
+
+
+def begin_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterator[Coding]:
+    """Begin the codes that budgets of the group's outputs ask for, where they are not known from earlier."""
+    begun: set[CodeKey] = set()
+    for work in group.works:
+        for coded in coded_slots(work.plan, work.recipe.tensor):
+            base, expert = (group.inputs[key] for key in (work.inputs[0], work.inputs[coded.slot]) if key is not None)
+            pair = (base.key, expert.key)
+            if pair not in begun and not _is_known(base, expert, codes, index):
+                begun.add(pair)
+                yield Coding.begin(codes, base, expert, index.geometry.block_elements)
+
+
+def remade_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterator[Coding]:
+    """Begin again the packs that the group reads and that are not there."""
+    for code in group.codes.values():
+        if not codes.has_pack(code.stored):
+            yield Coding.begin(codes, code.base, code.expert, index.geometry.block_elements)
+
+
+def finish_codings(codings: Iterable[Coding], codes: CodeStore | None, index: SourceIndex) -> None:
+    """Put finished packs into the cache; the content of all inputs is known by now.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses.
+    """
+    for coding in codings:
+        assert codes is not None, "codes are made where they can be kept"
+        base, expert = (index.tensor(one.ref.source, one.ref.info) for one in (coding.base, coding.expert))
+        assert base is not None and expert is not None, "what was read whole is known"
+        coding.finish(codes, base, expert)
+
+
+def _is_known(base: Input, expert: Input, codes: CodeStore, index: SourceIndex) -> bool:
+    digests = [index.tensor(one.ref.source, one.ref.info) for one in (base, expert)]
+    if digests[0] is None or digests[1] is None:
+        return False
+    key = codes.key(digests[0], digests[1])
+    return codes.prices(key) is not None or codes.adopt(key) is not None
