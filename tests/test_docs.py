@@ -127,8 +127,8 @@ def test_the_reference_marks_what_is_not_supported_yet():
     assert {re.match(r"\| `([^`]+)`", line)[1] for line in lines} == {"hub", "progressive"}
     table = read(REFERENCE).partition("## What is not supported yet")[2]
     rows = re.findall(r"^\| (?!---|what)(.+?) \|", table, re.MULTILINE)
-    assert [row for row in rows if not any(word in row for word in ("budget", "hub", "progressive", "adapter"))] == []
-    assert len(rows) == 4
+    assert [row for row in rows if not any(word in row for word in ("hub", "progressive", "adapter"))] == []
+    assert len(rows) == 3
 
 
 _SUPPORTED = """\
@@ -149,7 +149,6 @@ experts = ["math"]
     [
         _SUPPORTED.replace('path = "b"', 'hub = "org/model"'),
         _SUPPORTED.replace('path = "b"', 'path = "b"\nprogressive = true'),
-        _SUPPORTED + '[outputs.merged.budget]\nprecision = "levels"\nexpert_reads = "25%"\n',
         _SUPPORTED.replace('path = "b"', 'path = "b"\non = "lora"\n[sources.lora]\npath = "c"\non = "base"'),
         _SUPPORTED.replace('path = "b"', 'path = "b"\non = "merged"').replace('["math"]', '["base"]'),
     ],

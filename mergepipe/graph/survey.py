@@ -33,8 +33,8 @@ from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 if TYPE_CHECKING:
     import numpy as np
 
-    from mergepipe.operators.influence import Influence
     from mergepipe.cache.progressive import CodeStore
+    from mergepipe.operators.influence import Influence
     from mergepipe.plan.budget import BudgetTensor
     from mergepipe.plan.hull import LevelPrices
 

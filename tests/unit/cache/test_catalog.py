@@ -305,14 +305,17 @@ def with_version(catalog, version, script=""):
     return catalog.layout
 
 
-def test_a_catalog_of_the_version_before_is_taken_over(catalog):
-    layout = with_version(catalog, 3, "DROP TABLE samples")
+@pytest.mark.parametrize(
+    ("version", "script"), [(3, "DROP TABLE samples; DROP TABLE codes"), (4, "DROP TABLE codes")]
+)
+def test_a_catalog_of_a_version_before_is_taken_over(catalog, version, script):
+    layout = with_version(catalog, version, script)
     reader = Catalog(layout, 64, create=False)
     assert (reader.count("packs"), reader.state) == (0, CatalogState.OLDER)
     assert "from the next build on" in reader.notice
     again = Catalog(layout, 64, create=True)
     assert again.result(result().key) == result()
-    assert again.count("samples") == 0
+    assert again.count("samples") == again.count("codes") == 0
     assert "taken over" in again.notice
     again.close()
     assert Catalog(layout, 64, create=False).notice is None

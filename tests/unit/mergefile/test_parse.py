@@ -75,7 +75,7 @@ layers = "0..1"
 [outputs.all.budget]
 expert_reads = "2 GiB"
 stats = "sample"
-precision = "levels"
+precision = "blocks"
 [outputs.all.write]
 dtype = "bf16"
 shard_size = 1000
@@ -104,7 +104,7 @@ tokenizer = "math"
             ),
             Rule(layers=(0, 1)),
         ),
-        budget=Budget(expert_reads=2 * 2**30, stats="sample", precision="levels"),
+        budget=Budget(expert_reads=2 * 2**30, stats="sample", precision="blocks"),
         write=Write(dtype="BF16", shard_size=1000, tokenizer="math"),
         slices=(
             Slice(layers=(0, 8), experts=(ExpertRef(source="math"),)),

@@ -113,12 +113,6 @@ def test_an_output_that_is_not_published_takes_no_directory():
 @pytest.mark.parametrize(
     ("body", "key_path", "what", "feature"),
     [
-        (
-            LINEAR + 'base = "base"\nbudget.expert_reads = "2 GiB"\nbudget.precision = "levels"\n',
-            "outputs.m.budget.precision",
-            '`precision = "levels"`',
-            "precision",
-        ),
         ('[sources.x]\nhub = "org/x"\nrevision = "main"\n' + LINEAR, "sources.x.hub", "`hub`", "hub"),
         (
             '[sources.x]\npath = "x"\non = "base"\n[sources.y]\npath = "y"\non = "x"\n' + LINEAR,
