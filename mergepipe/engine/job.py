@@ -325,7 +325,7 @@ def make_block(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scrat
         target[:] = reader.data(key, plan.block)[: len(target)]
     else:
         _compute(work, plan, reader, scratch, target)
-    if _must_be_finite(tensor) and not all_finite(typed(target, tensor.dtype)):
+    if _must_be_finite(tensor) and not all_finite(typed(target, tensor.dtype), scratch):
         inputs = [
             (ref, reader.values(work, slot, plan.block) if slot in plan.reads else None)
             for slot, ref in enumerate(tensor.slots)
@@ -338,9 +338,9 @@ def _must_be_finite(tensor: TensorPlan) -> bool:
     return tensor.params.values["non_finite"] == "error" and is_mergeable(tensor.dtype)
 
 
-def _check_inputs(work: TensorWork, inputs: Sequence[Array | None]) -> None:
+def _check_inputs(work: TensorWork, inputs: Sequence[Array | None], scratch: Scratch) -> None:
     """Look for NaN and infinity in what was read."""
-    if any(values is not None and not all_finite(values) for values in inputs):
+    if any(values is not None and not all_finite(values, scratch) for values in inputs):
         tensor = work.recipe.tensor
         found = zip(tensor.slots, inputs, strict=True)
         raise non_finite(work.plan, tensor, [(ref, values) for ref, values in found if ref is not None])
@@ -355,7 +355,7 @@ def _compute(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch
         reader.values(work, slot, plan.block) if slot in plan.reads else None for slot in slots
     ]
     if _must_be_finite(recipe.tensor) and not recipe.operator.shows_non_finite:
-        _check_inputs(work, [None if values is None else values[:merged] for values in inputs])
+        _check_inputs(work, [None if values is None else values[:merged] for values in inputs], scratch)
     for slot, level in plan.decodes:
         inputs[slot] = reader.decoder(work, slot, plan.block, level)
     if merged:

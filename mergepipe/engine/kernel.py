@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import array_api_compat.numpy as xp
@@ -78,9 +79,8 @@ def compute_block(
     """
     tensor = recipe.tensor
     with np.errstate(all="ignore"):  # what is not finite is found in the result, and named
-        tiles = _tiles(
-            recipe, block, inputs, aliases, out.size, scratch, rowwise=recipe.rowwise, base=tensor.uses_base
-        )
+        cut = _Cut(rowwise=recipe.rowwise, base=tensor.uses_base, stored=recipe.operator.widens)
+        tiles = _tiles(recipe, block, inputs, aliases, out.size, scratch, cut)
         for tile in tiles:
             result = recipe.operator.apply(tile, tensor.prepared, reduction)
             start = tile.start - recipe.start(block)
@@ -98,8 +98,28 @@ def measure_block(
     """Return a statistic of the merged elements of a block; parameters as in `compute_block`."""
     size = recipe.merged_elements(block)
     with np.errstate(all="ignore"):
-        tiles = _tiles(recipe, block, inputs, aliases, size, scratch, rowwise=statistic.rowwise, base=True)
+        cut = _Cut(rowwise=statistic.rowwise, base=True, stored=statistic.widens)
+        tiles = _tiles(recipe, block, inputs, aliases, size, scratch, cut)
         return statistic.measure(tiles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """What tiles look like.
+
+    Attributes
+    ----------
+    rowwise
+        Whether they hold whole rows.
+    base
+        Whether the base is an input by itself: one that only stands for experts is not shown.
+    stored
+        Whether experts come in their stored dtypes; the base is always widened.
+    """
+
+    rowwise: bool
+    base: bool
+    stored: bool
 
 
 def _tiles(
@@ -109,21 +129,16 @@ def _tiles(
     aliases: Sequence[int | None],
     size: int,
     scratch: Scratch,
-    *,
-    rowwise: bool,
-    base: bool,
+    cut: _Cut,
 ) -> Iterator[BlockInputs]:
-    """Cut the first ``size`` elements of a block into tiles, widened to the work dtype.
-
-    ``base`` says whether the base is an input by itself: one that only stands for experts is not shown.
-    """
+    """Cut the first ``size`` elements of a block into tiles, in the work dtype as far as the cut says."""
     tensor, facts = recipe.tensor, recipe.facts
     delta = [ref is not None and ref.lora is not None and ref.lora.on is None for ref in tensor.slots]
     for slot, alias in enumerate(aliases):
         decoded = alias is not None and isinstance(inputs[alias], BlockDecoder)
         delta[slot] |= decoded and tensor.uses_base
     length = TILE_ELEMENTS
-    if rowwise and not facts.splits_row:
+    if cut.rowwise and not facts.splits_row:
         length = max(1, TILE_ELEMENTS // facts.row_elements) * facts.row_elements
     first, memo = recipe.start(block), dict[Any, Any]()
     for start in range(0, size, length):
@@ -136,11 +151,13 @@ def _tiles(
                 wide.append(None)
             elif isinstance(source, BlockDecoder):
                 wide.append(_decode(source, start, stop, None if delta[slot] else wide[0], slot, tensor.work, scratch))
+            elif cut.stored and slot > 0:
+                wide.append(source[start:stop])
             else:
                 wide.append(_widen(source[start:stop], slot, tensor.work, scratch))
         yield BlockInputs(
             xp=xp,
-            base=wide[0] if base else None,
+            base=wide[0] if cut.base else None,
             experts=tuple(None if is_delta else values for values, is_delta in zip(wide[1:], delta[1:], strict=True)),
             deltas=tuple(values if is_delta else None for values, is_delta in zip(wide[1:], delta[1:], strict=True)),
             shape=(stop - start,),
@@ -209,9 +226,15 @@ def _to_odd(values: Array) -> Array:
     return narrow
 
 
-def all_finite(values: Array) -> bool:
+def all_finite(values: Array, scratch: Scratch) -> bool:
     """Return whether no value (1-D, of any mergeable dtype) is NaN or infinite."""
     exponent = _EXPONENTS.get(values.dtype.name)
-    if exponent is None:
-        return bool(np.isfinite(values).all())
-    return not values.size or bool(np.bitwise_and(values.view(np.uint16), exponent).max() != exponent)
+    room = np.frombuffer(scratch.buffer("finite", 2 * TILE_ELEMENTS), np.bool_ if exponent is None else np.uint16)
+    for start in range(0, values.size, TILE_ELEMENTS):
+        part = values[start : start + TILE_ELEMENTS]
+        if exponent is None:
+            if not np.isfinite(part, out=room[: part.size]).all():
+                return False
+        elif np.bitwise_and(part.view(np.uint16), exponent, out=room[: part.size]).max() == exponent:
+            return False
+    return True

@@ -81,6 +81,7 @@ class Linear(Operator):
     )
     version: ClassVar = 1
     shows_non_finite: ClassVar = True
+    widens: ClassVar = True
     uses_base: ClassVar = False
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
@@ -156,6 +157,7 @@ class TaskArithmetic(Operator):
     )
     version: ClassVar = 1
     shows_non_finite: ClassVar = True
+    widens: ClassVar = True
     uses_base: ClassVar = True
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
@@ -224,6 +226,7 @@ class Passthrough(Operator):
     )
     version: ClassVar = 1
     shows_non_finite: ClassVar = True
+    widens: ClassVar = True
     uses_base: ClassVar = False
     ignores_base: ClassVar = True
 

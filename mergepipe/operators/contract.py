@@ -126,7 +126,8 @@ class BlockInputs:
         The base's values, or None where the operator does not use them or the caller does not need them.
     experts
         Each expert's values in expert order. None where an expert is no input; and, for an operator of deltas, where
-        its delta is zero. Arrays may be shared between entries and must not be written to.
+        its delta is zero. Arrays may be shared between entries and must not be written to. For what `widens` they may
+        be of their stored dtype: `delta` and `value` widen them.
     deltas
         Per expert its delta where that is what is stored (an adapter), else None; the entry of `experts` is None then.
     shape, dtype
@@ -179,14 +180,23 @@ class BlockInputs:
         elif self.base is None:
             out[...] = array
         else:
+            if array.dtype != self.dtype:
+                out[...] = array
+                array = out
+            # infinity minus infinity: where the expert equals the base, the delta is zero
+            equal = array == self.base if self.non_finite else None
             self.xp.subtract(array, self.base, out=out)
-            if self.non_finite:  # infinity minus infinity: where the expert equals the base, the delta is zero
-                out[array == self.base] = 0
+            if equal is not None:
+                out[equal] = 0
         return out
 
     def value(self, index: int, number: int) -> Array:
-        """Return an expert's value, which must not be written to; an adapter's is put into a scratch array."""
+        """Return an expert's value, which must not be written to; what is not stored so is put into a scratch array."""
         array, stored = self.experts[index], self.stored_delta(index)
+        if array is not None and array.dtype != self.dtype:
+            out = self.scratch(number)
+            out[...] = array
+            return out
         if array is not None:
             return array
         if stored is None:
@@ -217,6 +227,8 @@ class Statistic(ABC):
         Whether the tiles must hold whole rows.
     positional
         Whether the numbers depend on where in the tensor a block lies (random masks do).
+    widens
+        As `Operator.widens`.
     """
 
     name: ClassVar[str]
@@ -224,6 +236,7 @@ class Statistic(ABC):
     deltas_only: ClassVar[bool] = False
     rowwise: ClassVar[bool] = False
     positional: ClassVar[bool] = False
+    widens: ClassVar[bool] = False
     slots: tuple[int, ...]
 
     @abstractmethod
@@ -303,6 +316,9 @@ class Operator(ABC):
     shows_non_finite
         Whether NaN and infinity in any input always show in the result, so that looking at that finds them. Where a
         mask or a comparison may leave such an element out, the inputs are looked at instead.
+    widens
+        Whether it takes experts by `BlockInputs.delta` and `BlockInputs.value` alone, each once, so that they may come
+        in their stored dtypes: then no pass over memory is spent on widened copies of all of them.
     code
         The digest of the code that it is made of, part of every action key; empty for built-in operators, whose
         `version` says the same.
@@ -315,6 +331,7 @@ class Operator(ABC):
     ignores_base: ClassVar[bool] = False
     names: ClassVar[bool] = False
     shows_non_finite: ClassVar[bool] = False
+    widens: ClassVar[bool] = False
     code: ClassVar[bytes] = b""
 
     @abstractmethod

@@ -31,6 +31,7 @@ class GramOfValues(Statistic):
 
     name: ClassVar = "gram_of_values"
     version: ClassVar = 1
+    widens: ClassVar = True
     slots: tuple[int, ...]
 
     def settings(self) -> tuple[Any, ...]:
@@ -51,6 +52,7 @@ class GramOfDeltas(Statistic):
     name: ClassVar = "gram_of_deltas"
     version: ClassVar = 1
     deltas_only: ClassVar = True
+    widens: ClassVar = True
     slots: tuple[int, ...]
 
     def settings(self) -> tuple[Any, ...]:

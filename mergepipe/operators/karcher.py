@@ -99,6 +99,7 @@ class Karcher(Operator):
     )
     version: ClassVar = 1
     uses_base: ClassVar = False
+    widens: ClassVar = True
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
         """Return the limits of the iteration; every expert is an input. See `Operator.prepare`."""

@@ -94,6 +94,7 @@ class ModelStock(Operator):
     )
     version: ClassVar = 1
     uses_base: ClassVar = True
+    widens: ClassVar = True
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
         """Return which experts count; see `Operator.prepare`.

@@ -118,6 +118,7 @@ class MultiSlerp(Operator):
     )
     version: ClassVar = 1
     uses_base: ClassVar = True
+    widens: ClassVar = True
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
         """Return the weights; see `Operator.prepare`.

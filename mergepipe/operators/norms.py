@@ -21,6 +21,7 @@ class GramOfInputs(Statistic):
 
     name: ClassVar = "gram_of_inputs"
     version: ClassVar = 1
+    widens: ClassVar = True
     slots: tuple[int, ...]
 
     def settings(self) -> tuple[Any, ...]:

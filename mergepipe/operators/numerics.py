@@ -81,7 +81,8 @@ def weighted_sum(inputs: BlockInputs, coefficients: Sequence[float], *, deltas: 
         number = 0 if total is None else 1
         if deltas:
             term = inputs.delta(index, number)
-            term *= coefficient
+            if coefficient != 1 or inputs.base is None:  # a difference times 1 is itself, whatever it is
+                term *= coefficient
         else:
             term = inputs.scratch(number)
             inputs.xp.multiply(inputs.value(index, number), coefficient, out=term)

@@ -118,6 +118,7 @@ class NuSlerp(Operator):
     )
     version: ClassVar = 1
     uses_base: ClassVar = True
+    widens: ClassVar = True
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
         """Return t and what is a vector; an expert of weight 0 is no input. See `Operator.prepare`."""

@@ -102,6 +102,7 @@ class Slerp(Operator):
     )
     version: ClassVar = 1
     uses_base: ClassVar = True
+    widens: ClassVar = True
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
         """Return t; the other checkpoint is an input unless t is 0. See `Operator.prepare`."""
