@@ -147,8 +147,8 @@ class GroupMaker:
         if ref.lora is not None:
             on = None if ref.lora.on is None else self._key(ref.lora.on)
             parts = (self._key(ref.lora.a), self._key(ref.lora.b), ref.lora.scaling, ref.lora.transposed, on)
-            return self._index.file(ref.source, ref.lora.b.info).path, f"adapter {parts}"
-        return self._index.file(ref.source, ref.info).path, ref.info.name
+            return str(self._index.file(ref.source, ref.lora.b.info).path), f"adapter {parts}"
+        return str(self._index.file(ref.source, ref.info).path), ref.info.name
 
     def _input(self, ref: InputRef, levels: bytes | None = None) -> Input:
         known = self._index.blocks(ref.source, ref.info)

@@ -15,6 +15,7 @@ import numpy as np
 
 from mergepipe.digest import content_digest
 from mergepipe.dtypes import is_mergeable
+from mergepipe.engine.adapters import AdapterInput
 from mergepipe.engine.coding import CodeKey, Coding
 from mergepipe.engine.kernel import Array, Scratch, all_finite, compute_block, convert, measure_block, typed
 from mergepipe.engine.meter import Meter
@@ -70,10 +71,7 @@ def _measure(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobD
     began = _count_reading(meters, started)
     for index, plan in todo:
         measure = job.measures[index]
-        inputs = [
-            reader.values(measure.work, slot, plan.block) if slot in plan.reads else None
-            for slot in range(len(measure.work.inputs))
-        ]
+        inputs = _values(measure.work, plan, reader)
         value = measure_block(measure.work.recipe, measure.statistic, plan.block, inputs, plan.sources, scratch)
         measured.append(BlockMeasured(index, plan.block, plan.key, value))
         began, since = time.perf_counter(), began
@@ -231,16 +229,15 @@ class _Reads:
 
     def count(self, number: int, plans: Iterable[BlockPlan], meter: Meter) -> None:
         """Count for the work of this number."""
-        work = self._group.works[number]
+        tensor = self._group.works[number].recipe.tensor
+        kinds = [self._kind(number, slot) for slot in range(len(tensor.slots))]
         for plan in plans:
-            self._coded(work, plan, meter)
+            self._coded(self._group.works[number], plan, meter)
             for slot in plan.reads:
-                key, ref = work.inputs[slot], work.recipe.tensor.slots[slot]
-                if key is None or ref is None:
+                kind = kinds[slot]
+                if kind is None:
                     continue
-                adapter = self._group.adapters.get(key)
-                is_base = ref is work.recipe.tensor.base
-                is_expert = not is_base and work.recipe.tensor.is_expert(ref)
+                key, adapter, is_base, is_expert = kind
                 if adapter is None:
                     self._stored((key, plan.block), meter, expert=is_expert, pair=is_expert)
                     continue
@@ -250,7 +247,7 @@ class _Reads:
                     self._pair((key, plan.block), meter)
                 on = adapter.lora.on
                 if on is not None and adapter.on is not None:
-                    expert = not is_base and work.recipe.tensor.is_expert(on)
+                    expert = not is_base and tensor.is_expert(on)
                     self._stored((adapter.on, plan.block), meter, expert=expert, pair=False)
 
     def _coded(self, work: TensorWork, plan: BlockPlan, meter: Meter) -> None:
@@ -264,6 +261,15 @@ class _Reads:
                 meter.borrowed_bytes += 0 if first else count
             self._pair((code[1], plan.block), meter)
 
+    def _kind(self, number: int, slot: int) -> tuple[InputKey, AdapterInput | None, bool, bool] | None:
+        """Return a slot's key, its adapter, and whether it is the base, or an expert; None if it has no input."""
+        work = self._group.works[number]
+        key, ref = work.inputs[slot], work.recipe.tensor.slots[slot]
+        if key is None or ref is None:
+            return None
+        is_base = ref is work.recipe.tensor.base
+        return key, self._group.adapters.get(key), is_base, not is_base and work.recipe.tensor.is_expert(ref)
+
     def _pair(self, pair: tuple[InputKey, int], meter: Meter) -> None:
         """Count an (expert, block) pair."""
         first = pair not in self.claimed
@@ -274,14 +280,17 @@ class _Reads:
     def _stored(self, block: tuple[InputKey, int], meter: Meter, *, expert: bool, pair: bool) -> None:
         """Count the bytes of a stored block, unless they were, and where asked for the pair."""
         count = self._reader.block_bytes(*block)
-        if block in self.claimed:
-            meter.borrowed_bytes += count if expert else 0
-        else:
-            meter.expert_bytes += count if expert else 0
-            meter.base_bytes += 0 if expert else count
-        if pair:
-            self._pair(block, meter)
+        first = block not in self.claimed
         self.claimed.add(block)
+        if not first:
+            meter.borrowed_bytes += count if expert else 0
+        elif expert:
+            meter.expert_bytes += count
+        else:
+            meter.base_bytes += count
+        if pair:
+            meter.expert_blocks += first
+            meter.borrowed += not first
 
 
 def _runs(plans: Sequence[BlockPlan]) -> Iterable[list[BlockPlan]]:
@@ -326,12 +335,14 @@ def make_block(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scrat
     else:
         _compute(work, plan, reader, scratch, target)
     if _must_be_finite(tensor) and not all_finite(typed(target, tensor.dtype), scratch):
-        inputs = [
-            (ref, reader.values(work, slot, plan.block) if slot in plan.reads else None)
-            for slot, ref in enumerate(tensor.slots)
-            if ref
-        ]
-        raise non_finite(work.plan, tensor, inputs)
+        found = zip(tensor.slots, _values(work, plan, reader), strict=True)
+        raise non_finite(work.plan, tensor, [(ref, values) for ref, values in found if ref is not None])
+
+
+def _values(work: TensorWork, plan: BlockPlan | StatisticPlan, reader: Reader) -> list[Array | None]:
+    """Return per slot the values of a block, None where it is not read."""
+    reads = plan.reads
+    return [reader.values(work, slot, plan.block) if slot in reads else None for slot in range(len(work.inputs))]
 
 
 def _must_be_finite(tensor: TensorPlan) -> bool:
@@ -350,10 +361,7 @@ def _compute(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch
     recipe = work.recipe
     out = typed(target, recipe.tensor.dtype)
     merged = recipe.merged_elements(plan.block)
-    slots = range(len(work.inputs))
-    inputs: list[Array | BlockDecoder | None] = [
-        reader.values(work, slot, plan.block) if slot in plan.reads else None for slot in slots
-    ]
+    inputs: list[Array | BlockDecoder | None] = list(_values(work, plan, reader))
     if _must_be_finite(recipe.tensor) and not recipe.operator.shows_non_finite:
         _check_inputs(work, [None if values is None else values[:merged] for values in inputs], scratch)
     for slot, level in plan.decodes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mergepipe.cache.sources import source_changed
+from mergepipe.checkpoints.geometry import BlockGrid
 from mergepipe.digest import content_digest
 from mergepipe.engine.coding import CodeInput, CodeKey, Coding, OpenPack, code_block
 from mergepipe.engine.files import Files
@@ -25,7 +26,7 @@ class Reader:
         self._scratch = scratch
         self._inputs = job.group.inputs
         self._buffers: dict[InputKey, memoryview] = {}
-        self._present: set[tuple[InputKey, int]] = set()
+        self._views: dict[InputKey, dict[int, memoryview]] = {key: {} for key in self._inputs}
         self._found: dict[InputKey, list[bytes]] = {}
         self._codes: dict[tuple[CodeKey, int], list[memoryview]] = {}
         self._files = Files()
@@ -50,15 +51,15 @@ class Reader:
         """
         counts: dict[InputKey, int] = {}
         if self._group.held is None:
-            for key, block in self._present:
-                if (key, block) not in claimed:
-                    counts[key] = counts.get(key, 0) + self.block_bytes(key, block)
+            for key, views in self._views.items():
+                for block, view in views.items():
+                    if (key, block) not in claimed:
+                        counts[key] = counts.get(key, 0) + len(view)
         return counts
 
     def block_bytes(self, key: InputKey, block: int) -> int:
-        """Return the bytes of a block of a stored input."""
-        start, stop = self._inputs[key].grid.byte_range(block)
-        return stop - start
+        """Return the bytes of a block of a stored input that is in memory."""
+        return len(self.data(key, block))
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -74,7 +75,10 @@ class Reader:
             missing = [block for block in blocks if source.is_missing(block)]
             for run in _adjacent(missing):
                 self._read_run(source, run)
-            self._found[key] = [self._cold_digest(source, block) for block in blocks]
+            if len(missing) == len(blocks):
+                self._found[key] = [content_digest(self.data(key, block)) for block in blocks]
+            else:
+                self._found[key] = [self._cold_digest(source, block) for block in blocks]
 
     def _cold_digest(self, source: Input, block: int) -> bytes:
         if not source.is_wanted(block):
@@ -121,9 +125,10 @@ class Reader:
         start, stop = source.grid.byte_range(run.start)[0], source.grid.byte_range(run.stop - 1)[1]
         buffer, origin = self._buffer(source)
         self._files.read(source, buffer[start - origin : stop - origin], start)
-        self._present.update((source.key, block) for block in run)
         if self._group.held is not None:
             self._group.present.update((source.key, block) for block in run)
+        else:
+            self._views[source.key].update(_blocks(source.grid, run, buffer, origin))
 
     def _buffer(self, source: Input) -> tuple[memoryview, int]:
         """Return the buffer for the job's range of an input, and the position in the tensor of its first byte."""
@@ -201,15 +206,17 @@ class Reader:
 
     def has(self, key: InputKey, block: int) -> bool:
         """Return whether a block of a stored input is in memory."""
-        return (key, block) in self._present or (key, block) in self._group.present
+        return block in self._views[key] or (key, block) in self._group.present
 
     def data(self, key: InputKey, block: int) -> memoryview:
         """Return the bytes of a block of a stored input."""
-        if not self.has(key, block):
+        view = self._views[key].get(block)
+        if view is not None:
+            return view
+        if self._group.held is None or (key, block) not in self._group.present:
             raise InternalError(f"block {block} of `{key[1]}` is used but was not read")
-        buffer, origin = self._buffer(self._inputs[key])
         start, stop = self._inputs[key].grid.byte_range(block)
-        return buffer[start - origin : stop - origin]
+        return self._group.held[key][start:stop]
 
     def values(self, work: TensorWork, slot: int, block: int) -> Array | None:
         """Return the values of a slot, 1-D in their stored dtype; an adapter's in the work dtype. None if not read."""
@@ -225,6 +232,14 @@ class Reader:
             return delta
         on = self._inputs[adapter.on]
         return add_delta(typed(self.data(adapter.on, block), on.ref.info.dtype), delta)
+
+
+def _blocks(grid: BlockGrid, run: range, buffer: memoryview, origin: int) -> Iterator[tuple[int, memoryview]]:
+    """Yield adjacent blocks and their bytes, from a buffer that begins ``origin`` bytes after the tensor's first."""
+    size = grid.block_rows * grid.row_bytes
+    for block in run:
+        start = block * size - origin
+        yield block, buffer[start : min(start + size, grid.nbytes - origin)]
 
 
 def _adjacent(blocks: Sequence[int]) -> Iterable[range]:

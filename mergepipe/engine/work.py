@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.records import StagedTensor
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 UNREAD = bytes(DIGEST_SIZE)
 """Stands for the digest of a block that is never read."""
-InputKey = tuple[Path, str]
-"""A source tensor by the file that holds it and its name: two sources may be the same files."""
+InputKey = tuple[str, str]
+"""A source tensor by the path of the file that holds it and its name: two sources may be the same files."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -104,17 +104,21 @@ class BlockPlan:
     @property
     def reads(self) -> tuple[int, ...]:
         """The slots that must be read exactly."""
-        return tuple(slot for slot in self._used if slot not in self.coded)
+        used = self._used
+        return tuple([slot for slot in used if slot not in self.coded]) if self.coded else used
 
     @property
     def decodes(self) -> tuple[tuple[int, int], ...]:
         """The slots whose codes must be read, each with its level."""
+        if not self.coded:
+            return ()
         return tuple((slot, self.coded[slot]) for slot in self._used if slot in self.coded)
 
     @property
     def _used(self) -> tuple[int, ...]:
-        used = range(len(self.sources)) if self.copied is None else (self.copied,)
-        return tuple(slot for slot in used if self.sources[slot] == slot)
+        if self.copied is not None:
+            return (self.copied,) if self.sources[self.copied] == self.copied else ()
+        return tuple([slot for slot, source in enumerate(self.sources) if source == slot])
 
 
 def plan_block(
@@ -186,7 +190,7 @@ class StatisticPlan:
     @property
     def reads(self) -> tuple[int, ...]:
         """The slots that must be read."""
-        return tuple(slot for slot, source in enumerate(self.sources) if source == slot)
+        return tuple([slot for slot, source in enumerate(self.sources) if source == slot])
 
 
 def plan_statistic(
