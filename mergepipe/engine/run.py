@@ -28,6 +28,7 @@ from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.deviation import Comparer, Comparison
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
+from mergepipe.engine.heap import keep_freed_memory
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.limits import block_bytes, check_memory, fitting_workers, hold_bytes, job_blocks, pending_bytes
 from mergepipe.engine.meter import Meter
@@ -88,6 +89,7 @@ class Engine:
         self._index = index
         self._reporter = reporter
         self._options = options
+        keep_freed_memory()
         memory = options.memory
         self._store = StatisticStore(catalog, pending_bytes(memory))
         self._codes = CodeStore(catalog)
