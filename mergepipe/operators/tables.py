@@ -25,6 +25,8 @@ _ALWAYS = 1024
 # Up to here sorting is as fast as counting.
 _SORTED = 4096
 _SAMPLE = 1 << 14
+# Up to this share of patterns that do not end in zeros, those are sorted apart.
+_FEW = 16
 _HEADER = struct.Struct("<BBBBBIQQ")
 
 
@@ -116,7 +118,10 @@ def number_of(digits: Sequence[int]) -> int:
 class Counter:
     """Counts patterns piece by piece and makes their table; what comes out does not depend on how they were cut.
 
-    Patterns are scattered into 2^16 places by a multiplicative hash. The first to come to a place holds it, and the few
+    The difference of two bfloat16 numbers within a factor of two of each other is a bfloat16 number (Sterbenz 1974), whose
+    pattern of 32 bits ends in 16 zeros. So of 16-bit checkpoints nearly all patterns are told apart by their first half,
+    which is counted, and the few others are sorted. Where they are not few (float16, or deltas as large as the weights),
+    patterns are scattered into 2^16 places by a multiplicative hash: the first to come to a place holds it, and the few
     others are sorted. Once there are too many distinct ones, only the digit after the known ones is counted.
 
     Parameters
@@ -138,6 +143,8 @@ class Counter:
         self._counts = np.zeros(0, np.int64)
         self._used = 0
         self._others = np.zeros(0, self._type), np.zeros(0, np.int64)
+        self._halves = np.zeros(0, np.int64)
+        self._odd: list[Array] = []
 
     def add_zeros(self, count: int) -> None:
         """Count so many patterns that are zero."""
@@ -147,6 +154,8 @@ class Counter:
     def add(self, bits: Array) -> None:
         """Count patterns (uint32 or uint64, by the width)."""
         self._elements += bits.size
+        if self._by_digit is None and bits.size > _SORTED and self._add_halves(bits):
+            return
         if self._by_digit is None and self._too_many(bits):
             self._count_digits_from_now()
         if self._by_digit is not None:
@@ -182,6 +191,23 @@ class Counter:
             found = max(found, int(np.count_nonzero(np.bincount(_places(bits[:_SAMPLE])))))
         return found > _MOST
 
+    def _add_halves(self, bits: Array) -> bool:
+        """Count patterns by their first half, if nearly all end in zeros; return whether they were counted."""
+        if self._width != 2 * DIGIT or self._prefix or self._holder is not None:
+            return False
+        odd = np.flatnonzero(bits & self._type(DIGITS - 1) != 0)
+        if odd.size * _FEW > bits.size:
+            return False
+        halves = bits >> self._type(DIGIT)
+        counts = np.bincount(halves)
+        if odd.size:
+            self._odd.append(bits[odd])
+            counts -= np.bincount(halves[odd], minlength=counts.size)
+        if counts.size > self._halves.size:
+            counts, self._halves = self._halves, counts
+        self._halves[: counts.size] += counts
+        return True
+
     def _add_hashed(self, bits: Array) -> None:
         places = _places(bits)
         if self._holder is None:
@@ -212,10 +238,17 @@ class Counter:
 
     def _distinct(self) -> tuple[Array, Array]:
         """Return all patterns that occur, ascending, and their counts."""
-        if self._holder is None:
-            return self._others
-        used = np.flatnonzero(self._counts)
-        return _merged(self._holder[used], self._counts[used], *self._others)
+        found = self._others
+        if self._odd:
+            found = _merged(*found, *np.unique(np.concatenate(self._odd), return_counts=True))
+        if self._holder is not None:
+            used = np.flatnonzero(self._counts)
+            order = used[np.argsort(self._holder[used])]
+            found = _merged(self._holder[order], self._counts[order], *found)
+        if self._halves.size:
+            used = np.flatnonzero(self._halves)
+            found = _merged((used << DIGIT).astype(self._type), self._halves[used], *found)
+        return found
 
     def _count_digits_from_now(self) -> None:
         keys, counts = self._distinct()
@@ -224,7 +257,7 @@ class Counter:
             self._zeros += int(counts[0])
             keys, counts = keys[1:], counts[1:]
         np.add.at(self._by_digit, self._digits_of(keys), counts)
-        self._holder = None
+        self._holder, self._halves, self._odd = None, self._halves[:0], []
 
     def _add_digits(self, bits: Array) -> None:
         assert self._by_digit is not None
@@ -247,11 +280,12 @@ def _places(bits: Array) -> Array:
 
 
 def _merged(first: Array, first_counts: Array, second: Array, second_counts: Array) -> tuple[Array, Array]:
-    """Return patterns, ascending, with the sums of their counts."""
-    if not second.size:
-        order = np.argsort(first)
-        return first[order], first_counts[order]
-    keys, where = np.unique(np.concatenate([first, second]), return_inverse=True)
-    counts = np.zeros(keys.size, np.int64)
-    np.add.at(counts, where, np.concatenate([first_counts, second_counts]))
-    return keys, counts
+    """Return patterns, ascending, with the sums of their counts; each of the two has them ascending already."""
+    if not first.size or not second.size:
+        return (second, second_counts) if second.size else (first, first_counts)
+    places = np.searchsorted(first, second)
+    known = first.take(places, mode="clip") == second
+    counts = first_counts.copy()
+    counts[places[known]] += second_counts[known]
+    new = ~known
+    return np.insert(first, places[new], second[new]), np.insert(counts, places[new], second_counts[new])
