@@ -131,7 +131,8 @@ TABLES = frozenset(
 """The tables of a catalog."""
 
 # What brings a catalog of an earlier version to the next one; those before the first of these are set aside.
-_MIGRATIONS: Mapping[int, str] = {3: _SAMPLES, 4: _CODES}
+# Version 5 takes samples of blocks with long rows at other places (they are taken again), and has codes of deltas.
+_MIGRATIONS: Mapping[int, str] = {3: _SAMPLES, 4: f"DELETE FROM samples; {_CODES}"}
 
 
 class CatalogState(Enum):
@@ -196,7 +197,8 @@ def open_database(path: Path, *, create: bool) -> OpenedDatabase:
     connection = _connect(path)
     crash_point("catalog.created")
     with guarded(path), connection:
-        connection.executescript(f"BEGIN; {_SCHEMA} {_SAMPLES} {_CODES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        tables = f"{_SCHEMA} {_SAMPLES} {_CODES}"
+        connection.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     return OpenedDatabase(connection=connection, state=state, notice=said)
 
 

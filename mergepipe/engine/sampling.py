@@ -6,6 +6,7 @@ long the deltas are, about.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.checkpoints.checkpoint import CheckpointFile
 from mergepipe.checkpoints.geometry import BlockGrid
-from mergepipe.checkpoints.samples import Runs, sample_elements, sample_runs
+from mergepipe.checkpoints.samples import sample_elements, sample_starts
 from mergepipe.digest import content_digest
 from mergepipe.dtypes import numpy_dtype
 from mergepipe.engine.files import Files
@@ -183,9 +184,12 @@ class Sampler:
 
 def _sample_bytes(grid: BlockGrid) -> int:
     """Return how many bytes the samples of all blocks of a tensor have."""
-    return sum(
-        (stop - first) * sample_elements(elements) * _item_bytes(grid) for first, stop, elements in _pieces(grid)
-    )
+    return sum((stop - first) * _sample_size(elements, grid) for first, stop, elements in _pieces(grid))
+
+
+def _sample_size(elements: int, grid: BlockGrid) -> int:
+    """Return how many bytes the sample of a block of so many elements has."""
+    return sample_elements(elements, grid.row_elements) * _item_bytes(grid)
 
 
 def _item_bytes(grid: BlockGrid) -> int:
@@ -196,12 +200,36 @@ def _pieces(grid: BlockGrid) -> Iterator[tuple[int, int, int]]:
     """Yield runs of blocks of equal length, as far as they are worked on together: first, behind the last, elements."""
     whole = grid.rows // grid.block_rows
     elements = grid.block_rows * grid.row_elements
-    together = max(1, _TOGETHER // max(1, sample_elements(elements)))
+    together = max(1, _TOGETHER // max(1, sample_elements(elements, grid.row_elements)))
     for first in range(0, whole, together):
         yield first, min(first + together, whole), elements
     if whole < grid.count:
         first_row, stop_row = grid.rows_of(whole)
         yield whole, grid.count, (stop_row - first_row) * grid.row_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """The samples of adjacent blocks of equal length.
+
+    Attributes
+    ----------
+    first, blocks, elements
+        The number of the first block, how many there are, and how many elements each has.
+    starts, length
+        Where the runs begin, counted in elements from the first block's first, and the length of each.
+    """
+
+    first: int
+    blocks: int
+    elements: int
+    starts: list[int]
+    length: int
+
+    @property
+    def runs(self) -> int:
+        """How many runs each sample has."""
+        return len(self.starts) // self.blocks
 
 
 def _take_samples(task: _Task, scratch: Scratch) -> _Found:
@@ -214,64 +242,60 @@ def _take_samples(task: _Task, scratch: Scratch) -> _Found:
     StorageError
         If a read is refused.
     """
-    samples = [bytearray() for _ in task.inputs]
-    pieces: list[Estimates] = []
-    files = Files(scattered=True)
+    samples: list[list[bytes]] = [[] for _ in task.inputs]
+    found: list[Estimates] = []
+    files, grid = Files(scattered=True), task.inputs[0].grid
     try:
-        for first, stop, elements in _pieces(task.inputs[0].grid):
-            runs = [sample_runs(elements, block) for block in range(first, stop)]
-            views = []
-            for number, one in enumerate(task.inputs):
-                view = _read(one, first, elements, runs, files, scratch.buffer(("sample", number), _size(one, runs)))
-                size = len(view) // len(runs)
-                for at in range(len(runs)):
-                    samples[number] += content_digest(view[at * size : (at + 1) * size])
-                views.append(view)
+        for first, stop, elements in _pieces(grid):
+            starts, length = sample_starts(elements, first, stop, grid.row_elements)
+            piece = _Piece(first=first, blocks=stop - first, elements=elements, starts=starts, length=length)
+            views = [
+                _read(one, piece, files, scratch.buffer(("sample", number), len(starts) * length * _item_bytes(one.grid)))
+                for number, one in enumerate(task.inputs)
+            ]
+            for digests, view in zip(samples, views, strict=True):
+                size = len(view) // piece.blocks
+                digests.extend(content_digest(view[at : at + size]) for at in range(0, len(view), size))
             if task.recipe is not None:
-                found = _estimates(_deltas(task, views, len(runs)), elements, len(runs[0]))
-                pieces.append(found)
+                found.append(_estimates(_deltas(task, views, scratch), piece, scratch))
     finally:
         files.close()
     estimates = None
     if task.recipe is not None:
         estimates = Estimates(
-            products=np.concatenate([piece.products for piece in pieces]),
-            squares=np.concatenate([piece.squares for piece in pieces]),
-            errors=np.concatenate([piece.errors for piece in pieces]),
+            products=np.concatenate([one.products for one in found]),
+            squares=np.concatenate([one.squares for one in found]),
+            errors=np.concatenate([one.errors for one in found]),
         )
-    return _Found(task=task, samples=tuple(map(bytes, samples)), estimates=estimates)
+    return _Found(task=task, samples=tuple(map(b"".join, samples)), estimates=estimates)
 
 
-def _size(one: _Sampled, runs: Sequence[Runs]) -> int:
-    return sum(stop - start for start, stop in runs[0]) * len(runs) * _item_bytes(one.grid)
-
-
-def _read(
-    one: _Sampled, first: int, elements: int, runs: Sequence[Runs], files: Files, buffer: memoryview
-) -> memoryview:
-    """Fill the buffer with the samples of adjacent blocks of equal length, one after the other."""
+def _read(one: _Sampled, piece: _Piece, files: Files, buffer: memoryview) -> memoryview:
+    """Fill the buffer with the samples of the blocks of a piece, one after the other."""
     descriptor, item = files.descriptor(one), _item_bytes(one.grid)
-    block_bytes, at = one.grid.block_rows * one.grid.row_bytes, 0
-    origin = one.ref.info.offset + first * block_bytes
+    origin = one.ref.info.offset + piece.first * one.grid.block_rows * one.grid.row_bytes
+    count, at, preadv = piece.length * item, 0, os.preadv
     try:
-        for number, places in enumerate(runs):
-            for start, stop in places:
-                count = (stop - start) * item
-                place = origin + number * block_bytes + start * item
-                pread_into(descriptor, buffer[at : at + count], place, path=one.file.path)
-                at += count
+        for start in piece.starts:
+            target = buffer[at : at + count]
+            place = origin + start * item
+            # One call for each run, and nothing else: a large model has millions of them.
+            done = preadv(descriptor, (target,), place)
+            if done != count:
+                pread_into(descriptor, target[done:], place + done, path=one.file.path)
+            at += count
     except OSError as error:
         fail_storage(error, one.file.path, "read")
     return buffer
 
 
-def _deltas(task: _Task, views: Sequence[memoryview], blocks: int) -> Array:
-    """Return the base and the deltas of samples, float64 ``(inputs, blocks, elements)``."""
+def _deltas(task: _Task, views: Sequence[memoryview], scratch: Scratch) -> Array:
+    """Return the base and the deltas of samples, float64 ``(inputs, elements)``; valid until the next are asked for."""
     values = [
-        np.frombuffer(view, numpy_dtype(one.ref.info.dtype)).reshape(blocks, -1)
-        for view, one in zip(views, task.inputs, strict=True)
+        np.frombuffer(view, numpy_dtype(one.ref.info.dtype)) for view, one in zip(views, task.inputs, strict=True)
     ]
-    rows = np.empty((len(values), *values[0].shape))
+    count, size = len(values), values[0].size
+    rows = scratch.tile("sample deltas", "float64", count * size).reshape(count, size)
     with np.errstate(all="ignore"):  # infinities and NaN, where they are allowed, are read first
         np.copyto(rows[0], values[0], casting="unsafe")
         for row, found in zip(rows[1:], values[1:], strict=True):
@@ -280,7 +304,7 @@ def _deltas(task: _Task, views: Sequence[memoryview], blocks: int) -> Array:
     return rows
 
 
-def _estimates(rows: Array, elements: int, runs: int) -> Estimates:
+def _estimates(rows: Array, piece: _Piece, scratch: Scratch) -> Estimates:
     """Return what samples of base and deltas say of their blocks.
 
     Squares are those of the whole sample. Products of two vectors matter only in sums over many blocks: those of the
@@ -289,20 +313,21 @@ def _estimates(rows: Array, elements: int, runs: int) -> Estimates:
     Parameters
     ----------
     rows
-        float64 ``(inputs, blocks, elements of a sample)``.
-    elements
-        How many a block has.
-    runs
-        How many a sample has.
+        float64 ``(inputs, elements)``.
     """
-    count, blocks, sampled = rows.shape
-    parts = rows.reshape(count, blocks, runs, sampled // runs)
+    count, blocks, runs = len(rows), piece.blocks, piece.runs
+    parts = rows.reshape(count, blocks, runs, piece.length)
+    sampled = runs * piece.length
+    room = scratch.tile("sample products", "float64", rows.size)
+    firsts = scratch.tile("sample firsts", "float64", count * blocks * piece.length)
+    firsts = firsts.reshape(count, blocks, piece.length)
     with np.errstate(all="ignore"):
-        sums = np.add.reduce(parts * parts, axis=-1)
+        sums = np.add.reduce(np.multiply(parts, parts, out=room.reshape(parts.shape)), axis=-1)
+        np.copyto(firsts, parts[:, :, 0])
         return Estimates(
-            products=inner_products(np.ascontiguousarray(parts[:, :, 0])).T,
-            squares=(np.add.reduce(sums, axis=-1) * (elements / sampled)).T,
-            errors=_standard_errors(sums, elements, sampled).T,
+            products=inner_products(firsts, room[: firsts.size].reshape(firsts.shape)).T,
+            squares=(np.add.reduce(sums, axis=-1) * (piece.elements / sampled)).T,
+            errors=_standard_errors(sums, piece.elements, sampled).T,
         )
 
 

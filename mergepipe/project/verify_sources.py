@@ -133,7 +133,8 @@ def _hash(run: _Run, scratch: Scratch) -> tuple[bytes, bytes]:
 def _sample(data: memoryview, layout: BlockGrid, block: int) -> bytes:
     """Return the bytes of a block that stand for it where it is not read whole."""
     item = layout.row_bytes // layout.row_elements
-    return b"".join(data[first * item : stop * item] for first, stop in sample_runs(len(data) // item, block))
+    runs = sample_runs(len(data) // item, block, layout.row_elements)
+    return b"".join(data[first * item : stop * item] for first, stop in runs)
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

@@ -72,10 +72,14 @@ def result(project, output="m"):
     return files, project.lock.read_bytes()
 
 
+def row_of(name):
+    """Return the elements of a row of a tensor."""
+    return SHAPES[name][-1] if len(SHAPES[name]) > 1 else 1
+
+
 def blocks_of(name):
     """Return the elements of each block of a tensor."""
-    shape = SHAPES[name]
-    row = shape[-1] if len(shape) > 1 else 1
+    shape, row = SHAPES[name], row_of(name)
     rows = BLOCK // row
     return [min(rows, shape[0] - first) * row for first in range(0, shape[0], rows)]
 
@@ -85,7 +89,7 @@ def sample_ranges(path, name):
     start, _ = tensor_range(path, name)
     found, at = [], start
     for block, elements in enumerate(blocks_of(name)):
-        found += [(at + a * BYTES, at + b * BYTES) for a, b in sample_runs(elements, block)]
+        found += [(at + a * BYTES, at + b * BYTES) for a, b in sample_runs(elements, block, row_of(name))]
         at += elements * BYTES
     return found
 
@@ -243,7 +247,7 @@ def places(project, *, read):
         for name in SHAPES:
             at = 0
             for block, elements in enumerate(blocks_of(name)):
-                runs = sample_runs(elements, block)
+                runs = sample_runs(elements, block, row_of(name))
                 outside = [i for i in (0, elements - 1) if not any(a <= i < b for a, b in runs)]
                 if outside and ((name, number, block) in chosen) == read:
                     yield expert, name, at + outside[0]

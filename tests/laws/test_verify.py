@@ -538,7 +538,7 @@ def test_a_source_that_is_pinned_by_samples_is_compared_by_what_is_known_of_it(t
     assert pins == {"base": ("content", "b3:"), "e1": ("sample", "b3:"), "e2": ("sample", "b3:")}
     (tensor,) = project.manifest("m").tensors
     levels, blocks = tensor.levels[: len(tensor.levels) // 2], len(tensor.blocks) // 32
-    runs = {block: sample_runs(2048, block) for block in range(blocks)}
+    runs = {block: sample_runs(2048, block, 128) for block in range(blocks)}
     path = project.source_file("e1")
     for block in range(blocks):
         outside = next(e for e in range(2048) if not any(first <= e < stop for first, stop in runs[block]))
