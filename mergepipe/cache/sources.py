@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,15 @@ from mergepipe.errors import SourceChangedError
 from mergepipe.fsio.identity import FileIdentity, settle
 
 _UNREAD = bytes(DIGEST_SIZE)
+_LEVEL_RUNS = re.compile(rb"\0+|[^\0]+")
+
+
+def _has_unread(packed: bytes) -> bool:
+    """Return whether any of these digests stands for a block that was not read."""
+    at = packed.find(_UNREAD)
+    while at >= 0 and at % DIGEST_SIZE:
+        at = packed.find(_UNREAD, at + 1)
+    return at >= 0
 
 
 @dataclass(slots=True)
@@ -164,6 +174,8 @@ class SourceIndex:
         """Take the digests of some blocks of a tensor, zeros for those that were not read: they stay as they are."""
 
         def merged(known: TensorSamples) -> TensorSamples:
+            if not known.blocks:
+                return replace(known, blocks=blocks)
             pairs = [(digest_at(blocks, at), digest_at(known.blocks, at)) for at in range(len(blocks) // DIGEST_SIZE)]
             found = [(before or _UNREAD) if now == _UNREAD else (now or _UNREAD) for now, before in pairs]
             return replace(known, blocks=b"".join(found))
@@ -183,10 +195,12 @@ class SourceIndex:
         samples, blocks = self.samples(source, info), self.read_blocks(source, info)
         if samples is None or len(samples) != len(levels) * DIGEST_SIZE:
             return None
-        found = [digest_at(blocks if level else samples, block) for block, level in enumerate(levels)]
-        if any(digest is None or digest == _UNREAD for digest in found):
-            return None
-        return b"".join(digest for digest in found if digest)
+        found = []
+        for run in _LEVEL_RUNS.finditer(levels):  # adjacent blocks that are read, or that are not
+            first, stop = (at * DIGEST_SIZE for at in run.span())
+            found.append((blocks if levels[run.start()] else samples)[first:stop])
+        pins = b"".join(found)
+        return None if len(pins) < len(samples) or _has_unread(pins) else pins
 
     def partial(self, source: str, info: TensorInfo, levels: bytes) -> bytes | None:
         """Return the digest of what is known of a tensor of which some blocks are read, None while it is cold."""

@@ -249,10 +249,10 @@ def _take_samples(task: _Task, scratch: Scratch) -> _Found:
         for first, stop, elements in _pieces(grid):
             starts, length = sample_starts(elements, first, stop, grid.row_elements)
             piece = _Piece(first=first, blocks=stop - first, elements=elements, starts=starts, length=length)
-            views = [
-                _read(one, piece, files, scratch.buffer(("sample", number), len(starts) * length * _item_bytes(one.grid)))
-                for number, one in enumerate(task.inputs)
-            ]
+            views = []
+            for number, one in enumerate(task.inputs):
+                buffer = scratch.buffer(("sample", number), len(starts) * length * _item_bytes(one.grid))
+                views.append(_read(one, piece, files, buffer))
             for digests, view in zip(samples, views, strict=True):
                 size = len(view) // piece.blocks
                 digests.extend(content_digest(view[at : at + size]) for at in range(0, len(view), size))

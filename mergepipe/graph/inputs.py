@@ -14,7 +14,17 @@ def source_pin(plan: OutputPlan, source: str, index: SourceIndex) -> bytes | Non
     It follows from the plan alone which one that is: the digest of all content, or the fingerprint where the output
     does not read the source whole.
     """
-    if source not in sampled_sources(plan):
+    return _pin(source, index, sampled=source in sampled_sources(plan))
+
+
+def source_pins(plan: OutputPlan, index: SourceIndex) -> dict[str, bytes | None]:
+    """Return the pins of all sources of an output, by name: `source_pin` of each."""
+    sampled = frozenset(sampled_sources(plan))
+    return {source: _pin(source, index, sampled=source in sampled) for source in plan.sources}
+
+
+def _pin(source: str, index: SourceIndex, *, sampled: bool) -> bytes | None:
+    if not sampled:
         return index.digest(source)
     fingerprint = index.fingerprint(source)
     return None if fingerprint is None else sampled_pin(fingerprint)

@@ -12,8 +12,9 @@ from mergepipe.digest import digest_at, source_digest
 from mergepipe.dtypes import DTYPES
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
-from mergepipe.graph.blocks import TensorRecipe, plan_block
-from mergepipe.graph.inputs import slot_blocks, source_pin
+from mergepipe.graph.alike import alike_blocks
+from mergepipe.graph.blocks import TensorRecipe
+from mergepipe.graph.inputs import slot_blocks, source_pins
 from mergepipe.lockfile.records import (
     UNKNOWN_DIGEST,
     LockedExpert,
@@ -60,7 +61,7 @@ def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex 
 
     Without an index the digests of its sources stay unknown.
     """
-    output = plan.output
+    output, pins = plan.output, source_pins(plan, index) if index else {}
     return LockedOutput(
         name=output.name,
         path=output.path if output.publish else None,
@@ -75,7 +76,7 @@ def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex 
         rules=tuple(_rule(rule) for rule in output.rules),
         budget=FULL_BUDGET if output.budget is None else output.budget.text(),
         write=_write(plan, tokenizer),
-        sources={source: (index and source_pin(plan, source, index)) or UNKNOWN_DIGEST for source in plan.sources},
+        sources={source: pins.get(source) or UNKNOWN_DIGEST for source in plan.sources},
         expert_bytes_full=plan.expert_bytes,
         expert_bytes_planned=plan.planned_bytes,
         bound=_bound(plan),
@@ -171,17 +172,16 @@ def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> 
     recipe = TensorRecipe.of(tensor, plan.geometry)
     packed = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
     total = zero = shared = omitted = 0
-    for block in range(recipe.grid.count):
-        digests = [digest_at(blocks, block) for blocks in packed]
-        planned = plan_block(recipe, block, digests)
-        if recipe.merged_rows(block):
-            total += sum(
-                digest is not None and slot is not None and tensor.is_expert(slot)
-                for slot, digest in zip(tensor.experts, digests[1:], strict=True)
+    for alike in alike_blocks(recipe, packed):
+        planned, count = alike.plan, len(alike.blocks)
+        if recipe.merged_rows(planned.block):
+            total += count * sum(
+                slot is not None and tensor.is_expert(slot) and digest_at(blocks, planned.block) is not None
+                for slot, blocks in zip(tensor.experts, packed[1:], strict=True)
             )
-        zero += len(planned.zero)
-        shared += sum(_is_expert_slot(tensor, slot) for slot in planned.shared)
-        omitted += len(planned.omitted)
+        zero += count * len(planned.zero)
+        shared += count * sum(_is_expert_slot(tensor, slot) for slot in planned.shared)
+        omitted += count * len(planned.omitted)
     return ContentCounts(total=total, zero=zero, shared=shared, omitted=omitted)
 
 

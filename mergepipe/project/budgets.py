@@ -15,7 +15,7 @@ from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import record_digest
-from mergepipe.graph.inputs import source_pin
+from mergepipe.graph.inputs import source_pins
 from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.budgeted import without_outcome
 from mergepipe.plan.output import plan_digest
@@ -81,7 +81,7 @@ def resolved(
 
 def _key(plan: OutputPlan, index: SourceIndex) -> bytes | None:
     """Return the digest of all that an access set follows from, None while the content of a source is not known."""
-    sources = {source: source_pin(plan, source, index) for source in plan.sources}
+    sources = source_pins(plan, index)
     known: Mapping[str, bytes] = {source: digest for source, digest in sources.items() if digest is not None}
     if len(known) < len(sources):
         return None

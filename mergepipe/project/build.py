@@ -16,7 +16,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import format_digest
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
-from mergepipe.graph.inputs import source_pin
+from mergepipe.graph.inputs import source_pins
 from mergepipe.lockfile.assemble import (
     ContentCounts,
     block_facts,
@@ -101,9 +101,15 @@ class Ready:
     blocks: Mapping[str, bytes]
 
 
-def prepare(plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog) -> Prepared:
-    """Find out whether an output is what a build would make; reads side files, headers and the catalog."""
-    return _prepare(plan, plans.side_files(plan), card_facts(plan, plans), plans, index, catalog)
+def prepare(plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog, *, resolve: bool = True) -> Prepared:
+    """Find out whether an output is what a build would make; reads side files, headers and the catalog.
+
+    Parameters
+    ----------
+    resolve
+        Whether to plan the budget also of an output that was not built before: to know that it was not takes no plan.
+    """
+    return _prepare(plan, plans.side_files(plan), card_facts(plan, plans), plans, index, catalog, resolve=resolve)
 
 
 def prepare_again(prepared: Prepared, plans: Plans, index: SourceIndex, catalog: Catalog) -> Prepared:
@@ -124,9 +130,7 @@ def prepare_resolved(
     return replace(again, reasons=again.reasons or prepared.reasons, forced=True, only_touched=False)
 
 
-def _again(
-    prepared: Prepared, plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog
-) -> Prepared:
+def _again(prepared: Prepared, plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog) -> Prepared:
     return recheck_published(_prepare(plan, prepared.side_files, prepared.card, plans, index, catalog), catalog)
 
 
@@ -137,10 +141,13 @@ def _prepare(
     plans: Plans,
     index: SourceIndex,
     catalog: Catalog,
+    *,
+    resolve: bool = True,
 ) -> Prepared:
     target = record_place(plans.mergefile, plan.output)
     known = known_output(catalog, target)
-    plan = resolved(plan, index, catalog, known.record.budget if known else None)
+    if resolve or known is not None:
+        plan = resolved(plan, index, catalog, known.record.budget if known else None)
     declared = declared_output(plan, tokenizer_of(plan), index)
     facts = current_facts(plan, declared, files, index, card) if known is not None else None
     reasons = _reasons(plan, known, facts, plans, index, declared, target)
@@ -169,7 +176,7 @@ def _reasons(
 ) -> tuple[str, ...]:
     if known is None:
         return ("it was not built here before",)
-    cold = [source for source in plan.sources if source_pin(plan, source, index) is None]
+    cold = [source for source, pin in source_pins(plan, index).items() if pin is None]
     if cold:
         return cold_reasons(cold, known.record, index, plans.stages, declared, _locations(plan, plans), target)
     if plan.is_pending:

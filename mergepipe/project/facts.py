@@ -13,7 +13,7 @@ from mergepipe.cache.records import Published
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import record_digest
 from mergepipe.fsio.identity import FileIdentity
-from mergepipe.graph.inputs import source_pin
+from mergepipe.graph.inputs import source_pins
 from mergepipe.graph.state import tensor_keys
 from mergepipe.lockfile.assemble import FULL_BUDGET
 from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedExpert, LockedOutput, LockedRule, LockedSlice
@@ -126,7 +126,7 @@ def current_facts(
     if plan.is_pending:
         return None
     keys = tensor_keys(plan, index)
-    sources = {source: source_pin(plan, source, index) or UNKNOWN_DIGEST for source in plan.sources}
+    sources = {source: pin or UNKNOWN_DIGEST for source, pin in source_pins(plan, index).items()}
     if any(key is None for _, key in keys) or UNKNOWN_DIGEST in sources.values():
         return None
     return Facts(

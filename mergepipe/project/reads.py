@@ -7,19 +7,23 @@ read is counted, and the figures are marked as upper limits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
-from mergepipe.digest import DIGEST_SIZE, digest_at
-from mergepipe.engine.work import Group, InputKey, TensorWork
+from mergepipe.digest import DIGEST_SIZE
+from mergepipe.engine.work import Group, Input, InputKey, TensorWork
 from mergepipe.errors import OperatorError
+from mergepipe.graph.alike import alike_blocks, block_digests, blocks_bytes
 from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
 from mergepipe.graph.inputs import slot_blocks
 from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.operators.contract import Reduction
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+
+_NONE: frozenset[int] = frozenset()
+_WHOLE = frozenset((0,))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,11 +114,12 @@ class GroupReads:
         self._total = total
         self._stages = frozenset(stages)
         self._hold_limit = hold_limit
-        # What is read by any output; by those that certainly read it; and by the one that is gone through.
-        self._read: set[object] = set()
-        self._claimed: set[object] = set()
-        self._own: set[object] = set()
-        self._measured: set[tuple[InputKey, int]] = set()
+        # Blocks by input that are read by any output; by those that certainly read it; and by the one that is gone
+        # through. Factors of adapters, by their id, are one block.
+        self._read: dict[object, set[int]] = {}
+        self._claimed: dict[object, set[int]] = {}
+        self._own: dict[object, set[int]] = {}
+        self._measured: dict[InputKey, set[int]] = {}
         self._measures = False
 
     def count(self) -> None:
@@ -138,24 +143,34 @@ class GroupReads:
                 self._count_statistics(work, found, moves)
                 certain = False
         moves.exact &= certain
-        self._own = set()
-        made, plans = moves.computed + moves.copied, dict[object, BlockPlan]()
-        for block in range(recipe.grid.count):
-            digests = self._digests(work, known, block)
-            if certain:
-                plan = plan_block(recipe, block, digests, reduction)
-                if self._is_held(work, plan, moves):
-                    continue
-            else:
-                omitted = tensor.access.omitted(block) if tensor.access is not None else ()
-                alike = (*digests, recipe.merged_elements(block), recipe.elements(block), *omitted)
-                plan = plans.get(alike) or plan_block(recipe, block, digests)
-                plans[alike] = plan
-            self._make(work, plan, block, moves)
+        self._own = {}
+        made = moves.computed + moves.copied
+        if certain and work.candidates:
+            self._count_one_by_one(work, known, reduction, moves)
+        else:
+            for alike in alike_blocks(recipe, known):
+                self._make(work, alike.plan, alike.blocks, moves)
         if certain or not work.candidates:
-            self._claimed |= self._own
+            for what, blocks in self._own.items():
+                self._claimed.setdefault(what, set()).update(blocks)
         if moves.computed + moves.copied == made:
             count_cached_factors(work.plan, tensor, moves)
+
+    def _count_one_by_one(
+        self, work: TensorWork, known: Sequence[bytes | None], reduction: Reduction | None, moves: Moves
+    ) -> None:
+        """Count the blocks of a tensor whose keys are known, and of which earlier builds may hold some."""
+        alike: dict[tuple[bool, tuple[int, ...], int | None], list[BlockPlan]] = {}
+        for block in range(work.recipe.grid.count):
+            plan = plan_block(work.recipe, block, block_digests(work.recipe, known, block), reduction)
+            alike.setdefault((self._is_held(work, plan), plan.reads, plan.copied), []).append(plan)
+        for (held, _, _), plans in alike.items():
+            blocks = [plan.block for plan in plans]
+            if held:
+                moves.reused += len(blocks)
+                count_cached(work.plan, work.recipe, plans[0], blocks, moves)
+            else:
+                self._make(work, plans[0], blocks, moves)
 
     def _reduction(self, work: TensorWork, known: Sequence[bytes | None]) -> KnownReduction | None:
         try:
@@ -163,35 +178,23 @@ class GroupReads:
         except OperatorError:
             return None  # the build says it, with the name of the tensor
 
-    def _digests(self, work: TensorWork, known: Sequence[bytes | None], block: int) -> list[bytes | None]:
-        """Return per slot the digest of a block; where it is not known, one that nothing else has."""
-        found: list[bytes | None] = []
-        for slot, (packed, grid) in enumerate(zip(known, work.recipe.input_grids, strict=True)):
-            if packed is not None:
-                found.append(digest_at(packed, block))
-            else:
-                found.append(b"slot %d" % slot if grid is not None and block < grid.count else None)
-        return found
-
-    def _is_held(self, work: TensorWork, plan: BlockPlan, moves: Moves) -> bool:
-        """Count a block whose result an earlier build holds; return whether there is such a one."""
+    def _is_held(self, work: TensorWork, plan: BlockPlan) -> bool:
+        """Return whether an earlier build holds the result of a block, and note where."""
         holding = next((held for held in work.candidates if held.key(plan.block) == plan.key), None)
         if holding is None:
             return False
-        moves.reused += 1
         at = plan.block * DIGEST_SIZE
         work.keys[at : at + DIGEST_SIZE] = plan.key
         work.digests[at : at + DIGEST_SIZE] = holding.digest(plan.block)
         work.holdings[plan.block] = holding
-        count_cached(work.plan, work.recipe, plan, moves)
         return True
 
-    def _make(self, work: TensorWork, plan: BlockPlan, block: int, moves: Moves) -> None:
-        """Count a block that is made."""
-        size = _size(work.recipe.grid.byte_range(block))
+    def _make(self, work: TensorWork, plan: BlockPlan, blocks: Sequence[int], moves: Moves) -> None:
+        """Count blocks that are made, all of them as ``plan`` says."""
+        size, wanted = blocks_bytes(work.recipe.grid, blocks), frozenset(blocks)
         moves.written += size
-        moves.computed += plan.copied is None
-        moves.copied += plan.copied is not None
+        moves.computed += len(blocks) if plan.copied is None else 0
+        moves.copied += len(blocks) if plan.copied is not None else 0
         moves.merged_bytes += size if plan.copied is None else 0
         work.changed = True
         for slot in plan.reads:
@@ -200,11 +203,13 @@ class GroupReads:
                 continue
             grid = work.recipe.input_grids[slot]
             if plan.copied is None and grid is not None:
-                moves.merged_bytes += _size(grid.byte_range(block))
-            self._read_slot(work, slot, key, ref, block, moves)
+                moves.merged_bytes += blocks_bytes(grid, wanted)
+            self._read_slot(work, slot, key, ref, wanted, moves)
 
-    def _read_slot(self, work: TensorWork, slot: int, key: InputKey, ref: InputRef, block: int, moves: Moves) -> None:
-        """Count the reading of a block of an input.
+    def _read_slot(
+        self, work: TensorWork, slot: int, key: InputKey, ref: InputRef, blocks: frozenset[int], moves: Moves
+    ) -> None:
+        """Count the reading of blocks of an input.
 
         What another output of the group has read already costs nothing; but an output that may turn out to need less
         does not save the others anything.
@@ -214,25 +219,29 @@ class GroupReads:
         expert = None if is_base or not tensor.is_expert(ref) else expert_name(work.plan, tensor, slot, ref)
         adapter = self._group.adapters.get(key)
         if adapter is None:
-            self._stored(key, block, expert, moves)
+            self._stored(key, blocks, expert, moves)
             return
-        self._claim(id(adapter.factors), adapter.factors.nbytes, expert, moves)
+        fresh, own = self._claim(id(adapter.factors), _WHOLE)
+        _read_bytes(self._total, expert, adapter.factors.nbytes if fresh else 0)
+        _read_bytes(moves, expert, adapter.factors.nbytes if own else 0)
         if adapter.on is not None and adapter.lora.on is not None:
             apart = is_base or not tensor.is_expert(adapter.lora.on)
             on = None if apart else expert_name(work.plan, tensor, slot, adapter.lora.on)
-            self._stored(adapter.on, block, on, moves)
+            self._stored(adapter.on, blocks, on, moves)
 
-    def _stored(self, key: InputKey, block: int, expert: str | None, moves: Moves) -> None:
-        self._claim((key, block), _size(self._group.inputs[key].grid.byte_range(block)), expert, moves)
+    def _stored(self, key: InputKey, blocks: frozenset[int], expert: str | None, moves: Moves) -> None:
+        grid = self._group.inputs[key].grid
+        fresh, own = self._claim(key, blocks)
+        _read_bytes(self._total, expert, blocks_bytes(grid, fresh))
+        _read_bytes(moves, expert, blocks_bytes(grid, own))
 
-    def _claim(self, what: object, count: int, expert: str | None, moves: Moves) -> None:
-        """Count what is read once for all outputs of the group."""
-        if what not in self._read:
-            self._read.add(what)
-            _read_bytes(self._total, expert, count)
-        if what not in self._claimed and what not in self._own:
-            _read_bytes(moves, expert, count)
-        self._own.add(what)
+    def _claim(self, what: object, blocks: frozenset[int]) -> tuple[Set[int], Set[int]]:
+        """Return which of these blocks nobody has read yet, and which this output reads; each is read once."""
+        read, own = self._read.setdefault(what, set()), self._own.setdefault(what, set())
+        found = blocks - read, blocks - self._claimed.get(what, _NONE) - own
+        read |= blocks
+        own |= blocks
+        return found
 
     # --- statistics and index -------------------------------------------------------------------------------------
 
@@ -242,8 +251,8 @@ class GroupReads:
         if found is None:
             grids = [grid for grid in work.recipe.input_grids if grid is not None]
             moves.measured_bytes += sum(grid.nbytes for grid in grids)
-            pairs = [(key, block) for key in self._keys(work) for block in range(self._group.inputs[key].grid.count)]
-            self._measured.update(pairs)
+            for key in self._keys(work):
+                self._measured.setdefault(key, set()).update(range(self._group.inputs[key].grid.count))
             return
         missing = {(slot, s.plan.block) for s in found.statistics if not s.known for slot in s.plan.reads}
         for slot, block in missing:
@@ -254,7 +263,7 @@ class GroupReads:
             adapter = self._group.adapters.get(key)
             stored = key if adapter is None else adapter.on
             if stored is not None:
-                self._measured.add((stored, block))
+                self._measured.setdefault(stored, set()).add(block)
 
     def _keys(self, work: TensorWork) -> Iterator[InputKey]:
         """Yield the stored inputs of a tensor."""
@@ -270,14 +279,13 @@ class GroupReads:
         once = held or not self._measures
         for key, source in self._group.inputs.items():
             cold = source.known is None and source.ref.source not in self._stages
-            blocks = range(source.grid.count)
-            read = [b for b in blocks if (cold and source.is_missing(b)) or (key, b) in self._measured]
-            unclaimed = [block for block in read if not once or (key, block) not in self._read]
-            self._add_index(key, source.ref.source, sum(_size(source.grid.byte_range(b)) for b in unclaimed))
+            read = self._measured.get(key, _NONE) | (missing_blocks(source) if cold else _NONE)
+            unclaimed = read - self._read.get(key, _NONE) if once else read
+            self._add_index(key, source.ref.source, blocks_bytes(source.grid, unclaimed))
         for key, adapter in self._group.adapters.items():
             factors = adapter.factors
             if id(factors) not in self._read and (factors.a.known is None or factors.b.known is None):
-                self._read.add(id(factors))
+                self._read[id(factors)] = set(_WHOLE)
                 self._add_index(key, factors.b.ref.source, factors.nbytes)
 
     def _add_index(self, key: InputKey, source: str, count: int) -> None:
@@ -287,11 +295,26 @@ class GroupReads:
         self._total.add_index(source, count)
 
 
-def count_cached(plan: OutputPlan, recipe: TensorRecipe, block: BlockPlan, moves: Moves) -> None:
-    """Count the planned expert bytes of a block whose result is there, but for the factors of adapters."""
+def missing_blocks(source: Input) -> frozenset[int]:
+    """Return the blocks of a cold input that must be read to know what they hold."""
+    blocks = range(source.grid.count)
+    if source.levels is None and not source.earlier:
+        return frozenset(blocks)
+    return frozenset(block for block in blocks if source.is_missing(block))
+
+
+def count_cached(plan: OutputPlan, recipe: TensorRecipe, block: BlockPlan, blocks: Sequence[int], moves: Moves) -> None:
+    """Count the planned expert bytes of blocks whose results are there, but for the factors of adapters.
+
+    Parameters
+    ----------
+    block
+        How each of them comes about.
+    """
     tensor = recipe.tensor
-    if tensor.decision is not Decision.MERGE or block.block >= tensor.merged_blocks(plan.geometry):
+    if tensor.decision is not Decision.MERGE:
         return
+    merged = tensor.merged_blocks(plan.geometry)
     for slot, ref in enumerate(tensor.slots):
         if not slot or ref is None or ref is tensor.base or (plan.outcome is not None and slot not in block.reads):
             continue
@@ -299,8 +322,8 @@ def count_cached(plan: OutputPlan, recipe: TensorRecipe, block: BlockPlan, moves
         if stored is None or not tensor.is_expert(stored):
             continue
         grid = stored.grid(plan.geometry)
-        if block.block < grid.count:
-            _add(moves.cached, expert_name(plan, tensor, slot, stored), _size(grid.byte_range(block.block)))
+        read = [number for number in blocks if number < min(merged, grid.count)]
+        _add(moves.cached, expert_name(plan, tensor, slot, stored), blocks_bytes(grid, read))
 
 
 def count_cached_factors(plan: OutputPlan, tensor: TensorPlan, moves: Moves) -> None:
@@ -319,9 +342,8 @@ def count_clean(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex, moves:
             _add(moves.cached, expert, count)
         return
     known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
-    for block in range(recipe.grid.count):
-        digests = [digest_at(packed, block) for packed in known]
-        count_cached(plan, recipe, plan_block(recipe, block, digests), moves)
+    for alike in alike_blocks(recipe, known):
+        count_cached(plan, recipe, alike.plan, alike.blocks, moves)
     count_cached_factors(plan, tensor, moves)
 
 

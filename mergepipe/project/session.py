@@ -235,7 +235,7 @@ class Project:
             index = plans.index(catalog, self._geometry)
             prepared = []
             for plan in plans.plans:  # what an output is made from stands before it
-                prepared.append(steps.prepare(plan, plans, index, catalog))
+                prepared.append(steps.prepare(plan, plans, index, catalog, resolve=False))
                 introduce(prepared[-1], plans, index)
             statuses = {p.name: steps.status(p) for p in prepared}
             verified = all(p.unchanged for p in prepared)
