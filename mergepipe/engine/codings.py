@@ -41,7 +41,8 @@ def finish_codings(codings: Iterable[Coding], codes: CodeStore | None, index: So
     for coding in codings:
         assert codes is not None, "codes are made where they can be kept"
         base, expert = (index.tensor(one.ref.source, one.ref.info) for one in (coding.base, coding.expert))
-        assert base is not None and expert is not None, "what was read whole is known"
+        assert base is not None, "what was read whole is known"
+        assert expert is not None, "what was read whole is known"
         coding.finish(codes, base, expert)
 
 

@@ -361,9 +361,10 @@ def _compute(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch
     recipe = work.recipe
     out = typed(target, recipe.tensor.dtype)
     merged = recipe.merged_elements(plan.block)
-    inputs: list[Array | BlockDecoder | None] = list(_values(work, plan, reader))
+    read = _values(work, plan, reader)
     if _must_be_finite(recipe.tensor) and not recipe.operator.shows_non_finite:
-        _check_inputs(work, [None if values is None else values[:merged] for values in inputs], scratch)
+        _check_inputs(work, [None if values is None else values[:merged] for values in read], scratch)
+    inputs: list[Array | BlockDecoder | None] = [*read]
     for slot, level in plan.decodes:
         inputs[slot] = reader.decoder(work, slot, plan.block, level)
     if merged:

@@ -197,7 +197,8 @@ class Engine:
         self, groups: Sequence[Group], plans: Sequence[OutputPlan], meters: Mapping[str, Meter], pool: WorkerPool
     ) -> None:
         """Make the progressive packs again that are read and are gone."""
-        gone = [group for group in groups if any(not self._codes.has_pack(code.stored) for code in group.codes.values())]
+        has = self._codes.has_pack
+        gone = [group for group in groups if not all(has(code.stored) for code in group.codes.values())]
         if gone:
             self._run("coding", plans, [self._code_passes(group) for group in gone], meters, pool)
 

@@ -163,7 +163,7 @@ class Sampler:
 
     def _input(self, ref: InputRef) -> _Sampled:
         file = self._index.file(ref.source, ref.info)
-        return _Sampled(key=(file.path, ref.info.name), ref=ref, file=file, grid=ref.grid(self._index.geometry))
+        return _Sampled(key=(str(file.path), ref.info.name), ref=ref, file=file, grid=ref.grid(self._index.geometry))
 
     def _enter(self, found: _Found) -> None:
         task = found.task

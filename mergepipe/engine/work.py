@@ -108,7 +108,8 @@ class TensorWork:
     def code(self, slot: int) -> tuple[InputKey, InputKey]:
         """Return the key of the code of a slot's delta."""
         base, expert = self.inputs[0], self.inputs[slot]
-        assert base is not None and expert is not None, "a code is that of a delta against a base"
+        assert base is not None, "a code is that of a delta against a base"
+        assert expert is not None, "a code is that of an expert's delta"
         return base, expert
 
     def staged(self) -> StagedTensor:

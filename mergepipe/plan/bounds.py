@@ -142,7 +142,7 @@ def whole_block_squares(norms: Array, influence: Influence) -> Array:
     return np.add.reduce(lengths * lengths, axis=0)
 
 
-def coarse_squares(norms: Array, influence: Influence, coarse: bool) -> Array:
+def coarse_squares(norms: Array, influence: Influence, *, coarse: bool) -> Array:
     """Return the square of the bound of each block of which anything is not exact.
 
     Parameters

@@ -334,7 +334,8 @@ def bound_steps(tensors: Sequence[BudgetTensor], items: Array, numbers: Array, f
         read = np.argsort(rank, axis=1, kind="stable")
         if tensor.bounds_whole_blocks:
             matters = np.take_along_axis((mass > 0) & (rank >= 0), read, axis=1)
-            found = whole_block_steps(matters, coarse_squares(tensor.norms, tensor.influence, tensor.prices is not None))
+            coarse = tensor.prices is not None
+            found = whole_block_steps(matters, coarse_squares(tensor.norms, tensor.influence, coarse=coarse))
         else:
             found = additive_steps(np.take_along_axis(effect, read, axis=1))
         np.put_along_axis(step, read, found, axis=1)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from mergepipe.checkpoints.samples import sample_elements, sample_runs, sample_starts
 
-
 ROWS = st.sampled_from([1, 1024, 8191, 8192, 1 << 15])
 
 
