@@ -101,7 +101,9 @@ class CodeStore:
         except (PackError, StorageError):
             self.quarantine(key)
             return None
-        return None if header is None else self.record(key, header)
+        if header is None or self.key(header.base_digest, header.expert_digest) != key:
+            return None
+        return self.record(key, header)
 
     def header(self, key: bytes) -> bytes | None:
         """Return the digest of the header of the pack whose prices are known; None if none are."""

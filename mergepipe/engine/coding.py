@@ -12,12 +12,13 @@ import numpy as np
 
 from mergepipe.cache.progressive import CodePrices, CodeStore
 from mergepipe.engine.kernel import Array, Scratch, typed
-from mergepipe.engine.work import Input, InputKey
+from mergepipe.engine.work import Group, Input, InputKey
 from mergepipe.errors import PackError, StorageError, fail_storage
 from mergepipe.progressive.encode import EncodedBlock, encode_block
 from mergepipe.progressive.header import PackHeader
 from mergepipe.progressive.levels import LEVELS
 from mergepipe.progressive.pack import PackWriter, read_header
+from mergepipe.reporting import Reporter
 
 CodeKey = tuple[InputKey, InputKey]
 """The code of a delta: the base's tensor and the expert's."""
@@ -157,6 +158,19 @@ def opener(codes: CodeStore, stored: bytes) -> Callable[[], OpenPack | None]:
         return pack
 
     return open_it
+
+
+def let_go(group: Group, codes: CodeStore, reporter: Reporter) -> None:
+    """Close the packs that a group has read; those that were damaged are taken out of use, and that is said."""
+    for code in group.codes.values():
+        code.close()
+        if code.is_damaged:
+            codes.quarantine(code.stored)
+            reporter.warn(
+                f"the progressive pack of `{code.expert.ref.info.name}` of source `{code.expert.ref.source}` was"
+                " damaged: it was taken out of use, and what was needed of it was made again"
+            )
+            code.is_damaged = False
 
 
 def code_block(

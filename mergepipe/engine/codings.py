@@ -27,6 +27,7 @@ def remade_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterat
     """Begin again the packs that the group reads and that are not there."""
     for code in group.codes.values():
         if not codes.has_pack(code.stored):
+            codes.quarantine(code.stored)  # what is no file and has the name of one
             yield Coding.begin(codes, code.base, code.expert, index.geometry.block_elements)
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore
+from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.records import Result
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import DIGEST_SIZE, content_digest, tensor_digest
+from mergepipe.engine.coding import let_go
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.job import run_job
 from mergepipe.engine.kernel import Scratch
@@ -183,6 +185,7 @@ class ShardFinisher:
                 )
             meter.add(done.meters[0])
             meter.cached -= 1
+        let_go(group, CodeStore(self._catalog), self._reporter)
 
     # --- recording ------------------------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ def _merge(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobDon
         todo.append(plans)
     planned = [(work, plan) for work, plans in zip(works, todo, strict=True) for plan in plans]
     reader.read(_needed(pair for work, plan in planned for pair in _read_slots(work, plan)))
-    reader.read_codes(_needed_codes(planned))
+    reader.read_codes(needed_codes(planned))
     began = _count_reading(meters, started)
     reads = _Reads(job, reader)
     for number, (work, plans, done, meter) in enumerate(zip(works, todo, finished, meters, strict=True)):
@@ -199,7 +199,7 @@ def _needed(*pairs: Iterable[tuple[InputKey, int]]) -> dict[InputKey, list[int]]
     return {key: sorted(blocks) for key, blocks in needed.items()}
 
 
-def _needed_codes(planned: Iterable[tuple[TensorWork, BlockPlan]]) -> dict[CodeKey, dict[int, int]]:
+def needed_codes(planned: Iterable[tuple[TensorWork, BlockPlan]]) -> dict[CodeKey, dict[int, int]]:
     """Return by code and block the level that is needed, the best one of all outputs."""
     needed: dict[CodeKey, dict[int, int]] = {}
     for work, plan in planned:

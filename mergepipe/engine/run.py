@@ -25,6 +25,7 @@ from mergepipe.cache.reserve import release, reserve
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import DIGEST_SIZE
+from mergepipe.engine.coding import let_go
 from mergepipe.engine.deviation import Comparer, Comparison
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
@@ -350,10 +351,7 @@ class Engine:
         self._reporter.advance(passes.unreported)
         for key, count in passes.finish().items():
             run.owner(group, key).index_bytes += count
-        for code in group.codes.values():
-            if code.is_damaged:
-                self._codes.quarantine(code.stored)
-                self._reporter.warn(f"a progressive pack of `{code.expert.ref.source}` was damaged, and was not used")
+        let_go(group, self._codes, self._reporter)
         for key, adapter in group.adapters.items():
             if adapter.factors.was_read and not adapter.factors.counted:
                 adapter.factors.counted = True
