@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _INK = "#1f2328"
-_STYLE: Any = {
+STYLE: Any = {
     "axes.edgecolor": "#8c959f",
     "axes.labelcolor": _INK,
     "axes.spines.right": False,
@@ -35,7 +35,7 @@ def draw(found: Json, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.0, 4.0), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, len(found["operators"]), squeeze=False)[0]

@@ -17,13 +17,14 @@ import numpy.typing as npt
 from mergepipe.errors import PackError
 from mergepipe.progressive.levels import LEVEL_BITS, LEVELS, STAGE_BITS
 from mergepipe.progressive.spread import TILE, Spread
-from mergepipe.progressive.units import HIGHEST_SCALE, LOWEST_SCALE, Units, scale_of
+from mergepipe.progressive.units import HIGHEST_CODE, HIGHEST_SCALE, LOWEST_SCALE, Units, scale_of
 
 Array = npt.NDArray[Any]
 
 _BASE = struct.Struct("<h")
 
 
+_TOO_LARGE = 2.0**128  # of float32
 _RANKS = np.zeros(256, np.uint16)
 
 
@@ -78,7 +79,7 @@ class BlockDecoder:
         _check(1, len(chunks[0]) >= start, len(chunks[0]), start)
         (base,) = _BASE.unpack_from(chunks[0])
         codes = np.frombuffer(chunks[0], np.uint8, units.count, _BASE.size)
-        if not LOWEST_SCALE - len(_RANKS) < base < HIGHEST_SCALE - len(_RANKS):
+        if not LOWEST_SCALE < base + HIGHEST_CODE < HIGHEST_SCALE:
             raise PackError(f"the scales begin at {base} quarters of an octave, which no code has")
         coded = codes != 0
         number = int(np.count_nonzero(coded))
@@ -93,14 +94,18 @@ class BlockDecoder:
             for bit in range(STAGE_BITS[stage]):
                 self._planes.append(np.frombuffer(chunk, np.uint8, width, start + table + bit * width))
             start = 0
-        if number == 0 or not np.isfinite(points).all():
-            raise PackError("the chunks have no units, or points that are not finite, which no code has")
+        if number == 0:
+            raise PackError("the chunks have no units, and no code is like that")
         used = np.flatnonzero(np.bincount(codes, minlength=256)[1:]) + 1
         rank = _RANKS.copy()
         rank[used] = np.arange(len(used))
         self._classes = rank[codes[coded] if number < units.count else codes]
         self._ranks = None if number == units.count else np.concatenate(([0], np.cumsum(coded)))
-        self._spread = Spread(points.astype(np.float32), scale_of(used + base))
+        scales = scale_of(used + base)
+        largest = float(np.abs(points).max()) * float(scales[-1])
+        if not largest < _TOO_LARGE:  # neither are infinities and NaN
+            raise PackError("the chunks have points that are no finite numbers, and no code is like that")
+        self._spread = Spread(points.astype(np.float32), scales)
 
     def fill(self, start: int, out: Array) -> None:
         """Write the decoded delta of elements [start, start + len(out)) of the block into ``out``.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mergepipe.progressive.levels import LEVEL_BITS, LEVELS, STAGE_BITS
 from mergepipe.progressive.quantise import KEYS, fit_cells, keys_of
-from mergepipe.progressive.units import LOWEST_SCALE, Units, decoded_points, scale_of
+from mergepipe.progressive.units import HIGHEST_CODE, HIGHEST_SCALE, LOWEST_SCALE, Units, decoded_points, scale_of
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +26,7 @@ _BITS = LEVEL_BITS[-1]
 _CELLS = 1 << _BITS
 _TILE = 1 << 16
 _SAMPLE = 1 << 15
-_SCALES = 255
+_SLAB = 64
 _EPS = 2.0**-52  # twice the largest relative error of one float64 operation
 _FOLDS = 1024.0  # more than the operations, one after the other, of any sum but those of a cell's elements
 _UNDERFLOWS = 2.0**-900  # squares below it may have lost digits
@@ -108,9 +108,11 @@ def encode_block(delta: Array, row_elements: int) -> EncodedBlock:
             return _uncoded(np.inf)
         energy = _folded(squares)
         steps = _steps(peaks, squares, units)
-        coded = np.flatnonzero(steps > max(int(steps.max()) - _SCALES, LOWEST_SCALE))
+        if steps.max() >= HIGHEST_SCALE:
+            return _uncoded(np.inf)
+        coded = np.flatnonzero(steps > max(int(steps.max()) - HIGHEST_CODE, LOWEST_SCALE))
         if len(coded) == 0:
-            return _uncoded(_norm_above(exact, energy))
+            return _uncoded(_norm_above(exact, energy) if energy > 0 or exact.any() else 0.0)
         return _coded(exact, values, units, steps, coded, energy)
 
 
@@ -158,14 +160,22 @@ def _measured(values: Array, exact: Array) -> tuple[Array, Array]:
 
 
 def _row_sums(wide: Array) -> Array:
-    """Return the sum of each row, by halves, so that the order is the same everywhere; overwrites ``wide``."""
-    width = wide.shape[1]
+    """Return the sum of each row in an order that is the same everywhere; overwrites ``wide``.
+
+    Where rows are made of slabs of 64, these are added one after the other (numpy does so along an axis that is not the
+    last; a test watches it); the rest goes by halves.
+    """
+    rows, width = wide.shape
+    if width > _SLAB and width % _SLAB == 0:
+        wide = np.add.reduce(wide.reshape(rows, width // _SLAB, _SLAB), axis=1)
+    columns: Array = np.ascontiguousarray(wide.T) if rows >= _SLAB or wide.shape[1] <= _SLAB else wide.T
+    width = len(columns)
     while width > 1:
         half = (width + 1) // 2
-        low = wide[:, : width - half]
-        np.add(low, wide[:, half:width], out=low)
+        np.add(columns[: width - half], columns[half:width], out=columns[: width - half])
         width = half
-    return wide[:, 0]
+    sums: Array = columns[0]
+    return sums
 
 
 def _folded(terms: Array) -> float:
@@ -204,7 +214,7 @@ def _coded(exact: Array, values: Array, units: Units, steps: Array, coded: Array
     last_is_coded = int(coded[-1]) == units.count - 1
     _forget_padding(sums, scale_of_unit, units, last_is_coded, int(cells[0]))
     cut = units.cut(last_is_coded)
-    base = int(used[-1]) - _SCALES
+    base = int(used[-1]) - HIGHEST_CODE
     codes = np.zeros(units.count, np.uint8)
     codes[coded] = steps[coded] - base
     points, residuals = _all_points(sums, scales, energy)
@@ -314,8 +324,10 @@ def _norm_above(exact: Array, energy: float) -> float:
     """Return a number that is not below the norm of values whose squares, summed, gave ``energy``."""
     if energy > _UNDERFLOWS:
         return _root_above(energy, energy * _EPS * _FOLDS)
-    peak = float(np.abs(exact).max())  # the squares are too small for float64
-    return peak * (float(np.sqrt(exact.size)) * 1.5)
+    _, exponent = np.frexp(np.abs(exact).max())  # the squares are too small for float64
+    near_one = np.ldexp(exact.astype(np.float64), -exponent)  # exact
+    energy = _folded(_row_sums(near_one * near_one))
+    return float(np.nextafter(np.ldexp(_root_above(energy, energy * _EPS * _FOLDS), exponent), np.inf))
 
 
 def _root_above(square: float, slack: float) -> float:

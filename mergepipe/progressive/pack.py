@@ -1,7 +1,8 @@
 """Writing, reading and checking progressive packs: files that are whole or not there.
 
-Blocks are coded in any order and by several threads, and the file is in the order of stages. So chunks go to an unnamed
-file first, and from there to their places; no more than a few chunks are ever in memory.
+Blocks are coded in any order and by several threads, and the file is in the order of stages. A chunk goes where it
+will lie if none before it is short for rows of zeros; those that lie too far back in the end are moved. So no more than
+a few chunks are ever in memory.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import tempfile
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,17 @@ from mergepipe.fsio.durable import fsync_path, pwrite_all
 from mergepipe.fsio.reading import pread_into
 from mergepipe.progressive.decode import BlockDecoder
 from mergepipe.progressive.encode import EncodedBlock
-from mergepipe.progressive.header import FIXED_BYTES, PackGrid, PackHeader, fail, parse_header, stated_header_bytes
+from mergepipe.progressive.header import (
+    FIXED_BYTES,
+    PackGrid,
+    PackHeader,
+    fail,
+    header_bytes,
+    parse_header,
+    stated_header_bytes,
+)
 from mergepipe.progressive.levels import BLOCK_ELEMENTS, LEVELS, pack_key
+from mergepipe.progressive.units import Units
 
 Array = npt.NDArray[Any]
 
@@ -66,16 +76,18 @@ class PackWriter:
         self._sizes = np.zeros((LEVELS, blocks), np.uint32)
         self._digests = np.zeros((LEVELS, blocks, DIGEST_SIZE), np.uint8)
         self._residuals = np.zeros((LEVELS, blocks))
-        self._offsets = np.full(blocks, -1, np.int64)
-        self._end = 0
+        self._is_put = np.zeros(blocks, np.bool_)
+        self._places = _places(self._grid, header_bytes(len(self._shape), blocks))
         self._lock = threading.Lock()
+        self._writing = 0
+        self._is_over = False
         try:
-            self._spool = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `finish` and `abandon`
+            self._fd, self._temporary = _new_file(folder)
         except OSError as error:
             fail_storage(error, folder, "make a file in")
 
     def put(self, block: int, encoded: EncodedBlock) -> None:
-        """Add a block.
+        """Add a block; nothing is done where the pack was abandoned.
 
         Raises
         ------
@@ -84,20 +96,36 @@ class PackWriter:
         InternalError
             If the block was added before.
         """
-        data = b"".join(encoded.chunks)
         with self._lock:
-            if self._offsets[block] >= 0:
+            if self._is_over:
+                return
+            if self._is_put[block]:
                 raise InternalError(f"block {block} of a pack in `{self.folder}` is added twice")
-            offset = self._offsets[block] = self._end
-            self._end += len(data)
-        for stage, chunk in enumerate(encoded.chunks):
-            self._sizes[stage, block] = len(chunk)
-            self._digests[stage, block] = np.frombuffer(content_digest(chunk), np.uint8)
-        self._residuals[:, block] = encoded.residuals
+            self._is_put[block] = True
+            self._writing += 1
         try:
-            pwrite_all(self._spool.fileno(), memoryview(data), int(offset))
+            self._write(block, encoded)
         except OSError as error:
             fail_storage(error, self.folder, "write in")
+        finally:
+            self._done_writing()
+
+    def _write(self, block: int, encoded: EncodedBlock) -> None:
+        for stage, chunk in enumerate(encoded.chunks):
+            place, room = self._places[stage].of(block)
+            if len(chunk) > room:
+                raise InternalError(f"stage {stage + 1} of block {block} has {len(chunk)} bytes, {room} at most")
+            self._sizes[stage, block] = len(chunk)
+            self._digests[stage, block] = np.frombuffer(content_digest(chunk), np.uint8)
+            pwrite_all(self._fd, memoryview(chunk), place)
+        self._residuals[:, block] = encoded.residuals
+
+    def _done_writing(self) -> None:
+        """Close the file if it was abandoned while this thread wrote to it: its number may be another file's then."""
+        with self._lock:
+            self._writing -= 1
+            if self._is_over and self._writing == 0:
+                os.close(self._fd)
 
     def finish(
         self, base_digest: bytes, expert_digest: bytes, path: Path | None = None, *, durable: bool = False
@@ -120,8 +148,8 @@ class PackWriter:
         InternalError
             If a block is missing.
         """
-        if (self._offsets < 0).any():
-            raise InternalError(f"block {int((self._offsets < 0).argmax())} of a pack was not added")
+        if not self._is_put.all():
+            raise InternalError(f"block {int(self._is_put.argmin())} of a pack was not added")
         key = pack_key(base_digest, expert_digest, self._block_elements)
         path = self.folder / f"{key.hex()}{SUFFIX}" if path is None else path
         header = PackHeader(
@@ -134,59 +162,89 @@ class PackWriter:
             residuals=self._residuals,
             path=str(path),
         )
-        temporary = None
         try:
-            fd, temporary = _new_file(path)
-            try:
-                self._assemble(fd, header)
-                if durable:
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
+            self._assemble(header)
+            os.ftruncate(self._fd, header.file_bytes)
+            if durable:
+                os.fsync(self._fd)
             crash_point("planes.written")
-            temporary.replace(path)
+            self._temporary.replace(path)
             crash_point("planes.renamed")
             if durable:
                 fsync_path(path.parent)
-        except BaseException as error:
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                fail_storage(error, path, "write")
-            raise
+        except OSError as error:
+            fail_storage(error, path, "write")
         finally:
             self.abandon()
         return header
 
-    def _assemble(self, fd: int, header: PackHeader) -> None:
-        """Write header and chunks, the latter from the spool, in the order of stages."""
-        pwrite_all(fd, memoryview(header.dump()), 0)
-        before = np.cumsum(self._sizes, axis=0, dtype=np.int64) - self._sizes + self._offsets
-        spool, at = self._spool.fileno(), header.nbytes
-        buffer, filled = memoryview(bytearray(_COPY_BYTES)), 0
-        for offset, size in zip(before.reshape(-1).tolist(), self._sizes.reshape(-1).tolist(), strict=True):
-            done = 0
-            while done < size:
-                count = min(size - done, _COPY_BYTES - filled)
-                pread_into(spool, buffer[filled : filled + count], offset + done, path=self.folder)
-                filled, done = filled + count, done + count
-                if filled == _COPY_BYTES:
-                    pwrite_all(fd, buffer, at)
-                    at, filled = at + filled, 0
-        pwrite_all(fd, buffer[:filled], at)
+    def _assemble(self, header: PackHeader) -> None:
+        """Write the header, and move what lies too far back: runs of chunks, in order, each towards the beginning."""
+        pwrite_all(self._fd, memoryview(header.dump()), 0)
+        buffer = memoryview(bytearray(_COPY_BYTES))
+        for stage, places in enumerate(self._places):
+            now = places.all()
+            sizes = self._sizes[stage].astype(np.int64)
+            target = header.chunk_range(stage, 0)[0] + np.cumsum(sizes) - sizes if len(sizes) else now
+            moved = np.flatnonzero((target != now) & (sizes > 0))
+            for run in np.split(moved, np.flatnonzero(np.diff(now[moved]) != sizes[moved[:-1]]) + 1):
+                if len(run):
+                    self._move(int(now[run[0]]), int(target[run[0]]), int(sizes[run].sum()), buffer)
+
+    def _move(self, source: int, target: int, size: int, buffer: memoryview) -> None:
+        for done in range(0, size, _COPY_BYTES):
+            part = buffer[: min(_COPY_BYTES, size - done)]
+            pread_into(self._fd, part, source + done, path=self.folder)
+            pwrite_all(self._fd, part, target + done)
 
     def abandon(self) -> None:
-        """Leave nothing behind. Allowed at any time, also after `finish`."""
-        self._spool.close()
+        """Leave nothing behind but what was finished. Allowed at any time, also after `finish`."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            if self._writing == 0:
+                os.close(self._fd)
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
 
 
-def _new_file(path: Path) -> tuple[int, Path]:
-    """Make a new hidden file beside ``path``, which will be read-only; return its descriptor and its path."""
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the chunks of a stage lie if none is short: all as large as the first, but for the last block's."""
+
+    start: int
+    room: int
+    last: int
+    blocks: int
+
+    def of(self, block: int) -> tuple[int, int]:
+        """Return where a block's chunk begins, and how large it may be."""
+        return self.start + block * self.room, self.last if block == self.blocks - 1 else self.room
+
+    def all(self) -> Array:
+        """Return where they all begin."""
+        return self.start + np.arange(self.blocks, dtype=np.int64) * self.room
+
+
+def _places(grid: PackGrid, start: int) -> list[_Places]:
+    """Return the places of all stages, the first of which begins at ``start``."""
+    places = []
+    for stage in range(LEVELS if grid.blocks else 0):
+        first, last = (
+            Units.of(grid.elements_of(block), grid.row_elements).chunk_bytes(stage) for block in (0, grid.blocks - 1)
+        )
+        places.append(_Places(start, first, last, grid.blocks))
+        start += first * (grid.blocks - 1) + last
+    return places
+
+
+def _new_file(folder: Path) -> tuple[int, Path]:
+    """Make a new hidden file, which will be read-only; return its descriptor and its path."""
     for number in itertools.count():
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{number}{TEMPORARY_SUFFIX}")
+        temporary = folder / f".{os.getpid()}-{number}{TEMPORARY_SUFFIX}"
         with contextlib.suppress(FileExistsError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             return os.open(temporary, flags, _READ_ONLY), temporary  # the umask takes from the mode what it takes
     raise AssertionError("unreachable")
 

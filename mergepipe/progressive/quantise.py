@@ -76,12 +76,11 @@ def _starts(histogram: Array) -> Array:
         bounds = [0, *(at for pair in zip(middles, bounds[1:], strict=True) for at in pair)]
     density = np.zeros(high - low + 1)
     np.cumsum(_density(counts / _WIDTHS[low:high]) * _WIDTHS[low:high], out=density[1:])
-    starts = []
-    for first, stop in itertools.pairwise(bounds):
-        wanted = density[first] + (density[stop] - density[first]) * _PARTS
-        starts.append(np.clip(np.searchsorted(density, wanted), first, stop))
-        starts.append(np.array([stop]))
-    return np.concatenate(starts)[:-1] + low
+    edges = np.array(bounds)
+    first, stop = edges[:-1, None], edges[1:, None]
+    inner = np.searchsorted(density, density[first] + (density[stop] - density[first]) * _PARTS)
+    inner = np.minimum(np.maximum(inner, first), stop)
+    return np.concatenate((inner, stop), axis=1).reshape(-1)[:-1] + low
 
 
 def _density(histogram: Array) -> Array:

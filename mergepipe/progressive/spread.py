@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mergepipe.progressive.units import decoded_points
+from mergepipe.progressive.units import SMALLEST, decoded_points
 
 Array = npt.NDArray[Any]
 
@@ -27,7 +27,7 @@ _PER_ENTRY = {1: 8, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2, 8: 1}
 """How many elements an entry holds, by the bits of one."""
 _BYTE_BITS = 8
 _FLOAT_BYTES = 4
-_TINY = np.finfo(np.float32).tiny
+_HALF_BYTES = np.arange(16)[:, None] >> np.arange(3, -1, -1) & 1
 
 
 class _Workspace(threading.local):
@@ -68,7 +68,8 @@ class Spread:
             self._factors = scales
             self._flushes = bool(((values == 0) & (points != 0)).any())
             values = points[None, :]
-        self._table = np.take(values, _cells_of_entries(bits), axis=1).reshape(-1, count)
+        table = _signs(values) if bits == 1 else np.take(values, _cells_of_entries(bits), axis=1)
+        self._table = table.reshape(-1, count)
         self._lanes = _lanes(bits, count) if count < _BYTE_BITS else ()
         if self._lanes and len(self._table) > entries:
             offsets = np.arange(len(values), dtype=np.uint64) * np.uint64(entries)
@@ -93,7 +94,7 @@ class Spread:
         if self._factors is not None:
             np.multiply(out, self._factors[classes][:, None], out=out)
             if self._flushes:
-                out[np.abs(out) < _TINY] = 0
+                out[np.abs(out) < SMALLEST] = 0
 
     def _first_index(self, plane: Array, classes: Array) -> Array:
         """Return each byte of the first plane, with the scale of its unit above it where the table has several."""
@@ -126,6 +127,15 @@ class Spread:
 
 _LANE_TYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}
 _ONES = {1: np.uint64(0x0101010101010101), 2: np.uint64(0x0001000100010001), 4: np.uint64(1)}
+
+
+def _signs(values: Array) -> Array:
+    """Return what bytes of the first plane stand for, (scales * 256, 8), put together from halves of them."""
+    halves = np.take(values, _HALF_BYTES, axis=1).view(np.complex128)  # four floats, copied as one number
+    table = np.empty((len(values), 16, 16, 2), np.complex128)
+    table[:, :, :, 0] = halves
+    table[:, :, :, 1] = halves[:, None, :, 0]
+    return table.view(np.float32).reshape(-1, _BYTE_BITS)
 
 
 @functools.cache

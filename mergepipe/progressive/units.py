@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mergepipe.progressive.levels import LEVEL_BITS, STAGE_BITS
+
 Array = npt.NDArray[Any]
 
+BASE_BYTES = 2
+POINT_BYTES = 2
 SHORT_ROW = 256
 """Rows that are shorter share a scale, so that scales stay cheap."""
 LONG_ROW = 8192
@@ -20,7 +24,11 @@ LOWEST_SCALE = -120 * SCALES_PER_OCTAVE
 """Units of a smaller scale count as zero: so no step leaves the range of normal float32 numbers."""
 # 2**(i/4), rounded to float32.
 _ROOTS = np.array([float.fromhex(x) for x in ("0x1p0", "0x1.306fep0", "0x1.6a09e6p0", "0x1.ae89fap0")], np.float32)
-HIGHEST_SCALE = 128 * SCALES_PER_OCTAVE
+HIGHEST_CODE = 255
+HIGHEST_SCALE = 120 * SCALES_PER_OCTAVE
+"""A block with a unit of this scale or a larger one has no code: a point of others might not be finite in it."""
+SMALLEST = np.float32(2.0**-126)
+"""The smallest normal float32 number."""
 _BYTE_BITS = 8
 
 
@@ -66,6 +74,12 @@ class Units:
         """Elements of the last unit."""
         return self.elements - (self.count - 1) * self.size
 
+    def chunk_bytes(self, stage: int) -> int:
+        """Return how large the chunk of a stage is where no unit is zero; ``stage`` counts from 0."""
+        plane = (self.count - 1) * self.plane_bytes + -(-self.last // _BYTE_BITS)
+        head = BASE_BYTES + self.count if stage == 0 else 0
+        return head + POINT_BYTES * (1 << LEVEL_BITS[stage]) + STAGE_BITS[stage] * plane
+
     def cut(self, last_is_coded: bool) -> int:
         """Return how many bytes a plane is short of one with a whole last unit."""
         return self.plane_bytes - -(-self.last // _BYTE_BITS) if last_is_coded else 0
@@ -84,5 +98,5 @@ def decoded_points(scales: Array, points: Array) -> Array:
     Numbers below the normal range are zero, whether or not the machine would keep them.
     """
     values = scales[:, None] * points.astype(np.float32)
-    values[np.abs(values) < np.finfo(np.float32).tiny] = 0
+    values[np.abs(values) < SMALLEST] = 0
     return values

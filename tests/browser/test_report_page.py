@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.budgets import percent
 from support.checkpoints import random_tensors
 from support.cli import run_mergepipe
 from support.projects import SmallProject
@@ -28,7 +29,7 @@ def project(tmp_path_factory):
     for seed, name in enumerate(("base", "math", "code")):
         project.add_source(name, random_tensors(seed, shapes))
     experts = [{"source": "math", "weight": 0.5}, {"source": "code", "weight": [0.2, 0.8]}]
-    recipe = {"operator": "task_arithmetic", "base": "base", "experts": experts, "budget": {"expert_reads": "60%"}}
+    recipe = {"operator": "task_arithmetic", "base": "base", "experts": experts, "budget": percent(60)}
     project.set_output("m", recipe)
     for command in (["build"], ["report"]):
         result = run_mergepipe(command, project.root)

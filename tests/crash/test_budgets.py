@@ -13,9 +13,11 @@ BUDGETS = """\
 
 [outputs.one.budget]
 expert_reads = "40%"
+precision = "blocks"
 
 [outputs.two.budget]
 expert_reads = "60%"
+precision = "levels"
 """
 # A budget changes what is measured and merged, and not how it is published: the slow suite has those points.
 MERGING = [point for point in CRASH_POINTS if point.startswith(("engine.", "packs.")) or point == "publish.swapped"]

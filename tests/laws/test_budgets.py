@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from laws.test_every_operator import SHAPES, family, make
-from support.budgets import levels, percent, selected, with_budget
+from support.budgets import levels, limit, percent, selected, with_budget
 from support.every_operator import RECIPES
 from support.projects import TINY, Messages, Reads, SmallProject, tensor_range
 from support.quick import every
@@ -74,7 +74,7 @@ def test_a_full_budget_gives_the_full_read_bit_for_bit(tmp_path, name):
     want, digest = full.raw("m"), full.open().plan().outputs["m"].digest
     total = report.expert_bytes["full"]
     for number, budget in enumerate(
-        ({"expert_reads": "100%"}, {"expert_reads": total}, {"expert_reads": total - 1}, percent(99.9))
+        ({"expert_reads": "100%"}, limit(total), limit(total - 1), percent(99.9))
     ):
         project = full.clone(tmp_path / str(number))
         with_budget(project, budget)
@@ -162,16 +162,16 @@ def test_a_build_that_reads_more_than_was_planned_stops_and_publishes_nothing(tm
 
 
 def test_the_fewest_blocks_within_an_error(tmp_path):
-    project = budgeted(tmp_path, "task_arithmetic", {"max_error": 0.2})
+    project = budgeted(tmp_path, "task_arithmetic", {"max_error": 0.2, "precision": "blocks"})
     report = project.build_one("m")
     assert 0 < report.bound.relative_to_update <= 0.2
-    fewer = with_budget(project, {"expert_reads": report.expert_bytes["planned"] - 1}).build_one("m")
+    fewer = with_budget(project, limit(report.expert_bytes["planned"] - 1)).build_one("m")
     assert fewer.bound.relative_to_update > 0.2
     assert fewer.index_bytes_read == 0
 
 
 def test_an_error_that_no_bound_is_within_reads_everything_and_says_so(tmp_path):
-    project = budgeted(tmp_path, "ties", {"max_error": 1e-9})
+    project = budgeted(tmp_path, "ties", {"max_error": 1e-9, "precision": "blocks"})
     planned = project.open().plan(["m"]).outputs["m"]
     built = project.build_one("m")
     note = "max_error 1e-09: everything is read, `ties` has no bound that is known to be within it when less is read"

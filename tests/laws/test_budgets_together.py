@@ -7,7 +7,7 @@ import pytest
 from laws.test_budgets import budgeted
 from laws.test_every_operator import family, make
 from support.adapters import factors, write_adapter
-from support.budgets import levels, percent, with_budget
+from support.budgets import levels, limit, percent, with_budget
 from support.projects import SmallProject
 
 from mergepipe.errors import PlanError
@@ -81,7 +81,7 @@ def test_rows_behind_the_common_ones_are_the_bases_whatever_is_left_out(tmp_path
         project.add_source("base", base)
         project.add_source("e", short)
         recipe = {"operator": operator, "base": "base", "experts": ["e"], "params": {"rows": "common"}}
-        project.set_output("m", recipe | {"budget": {"expert_reads": 64 * 4 * 2}})  # two of four blocks
+        project.set_output("m", recipe | {"budget": limit(64 * 4 * 2)})  # two of four blocks
         report = project.build_one("m")
         found = project.tensors("m")["model.embed_tokens.weight"]
         rows = [row for row in range(14) if (levels(project)["model.embed_tokens.weight"][0][row // 4])]

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from support.budgets import percent
 from support.projects import SmallProject
 
 from benchmarks.budgets.family import Choice, choices
@@ -55,7 +56,7 @@ def test_the_planners_choice_is_the_nearest_at_each_budget(project, operator):
 
 def test_a_model_that_is_built_for_a_choice_is_the_one_that_was_compared(project):
     recipe = {"operator": "ties", "base": "base"} | RECIPES["ties"]
-    project.set_output("m", recipe | {"budget": {"expert_reads": "25%"}})
+    project.set_output("m", recipe | {"budget": {"expert_reads": "25%", "precision": "blocks"}})
     choice = Choice(kind="random", percent=25, seed=2)
     opened = ChoosingProject(project.open())
     reading = opened.reading("m")
@@ -69,7 +70,7 @@ def test_a_model_that_is_built_for_a_choice_is_the_one_that_was_compared(project
     project.build_one("full")
     square = sum(np.sum((found[name].astype(float) - full) ** 2) for name, full in project.tensors("full").items())
     assert math.sqrt(square) == pytest.approx(math.sqrt(deviation.squares), rel=1e-9)
-    project.set_output("own", recipe | {"budget": {"expert_reads": "25%"}})  # the planner is itself again
+    project.set_output("own", recipe | {"budget": percent(25)})  # the planner is itself again
     assert project.build_one("own").expert_bytes["planned"] == reading.order.cut(
         reading.order.fitting(reading.expert_bytes // 4)
     ).planned_bytes

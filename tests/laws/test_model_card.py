@@ -67,7 +67,7 @@ def test_a_full_read(project):
 
 
 def test_a_budget_is_stated_with_its_bound(project):
-    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "50%"}})
+    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "50%", "precision": "blocks"}})
     project.build()
     text = read(project)
     check_golden(text, "budget.md")

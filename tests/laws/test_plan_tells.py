@@ -220,7 +220,7 @@ def test_packs_that_are_gone_are_made_again(project):
 def test_budgets_that_grow_and_shrink_read_what_their_blocks_need(tmp_path, operator):
     project = make(tmp_path, operator)
     for share in ("10%", "25%", "60%", "100%", "25%"):
-        project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": share}})
+        project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": share, "precision": "blocks"}})
         planned = step(project)["m"]
         assert planned.next_build.exact or share == "100%"
         assert planned.expert_bytes["planned"] <= 3 * BYTES
@@ -229,7 +229,7 @@ def test_budgets_that_grow_and_shrink_read_what_their_blocks_need(tmp_path, oper
 
 
 def test_under_a_budget_the_first_plan_measures_and_the_build_reads_what_is_planned(project):
-    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "25%"}})
+    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "25%", "precision": "blocks"}})
     planned = step(project)["m"]
     assert planned.index_bytes_read == 4 * BYTES
     assert planned.expert_bytes["to_read"] == planned.expert_bytes["planned"] <= 3 * BYTES // 4
@@ -238,7 +238,7 @@ def test_under_a_budget_the_first_plan_measures_and_the_build_reads_what_is_plan
 
 
 def test_a_budgeted_output_with_one_changed_block_reads_for_that_block(project):
-    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "60%"}})
+    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "60%", "precision": "blocks"}})
     project.build()
     change(project, "e1", B, 70)
     planned = step(project)["m"]
@@ -247,7 +247,7 @@ def test_a_budgeted_output_with_one_changed_block_reads_for_that_block(project):
 
 
 def test_losses_have_their_share_of_the_error(project):
-    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "25%"}})
+    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "25%", "precision": "blocks"}})
     losses = project.open().plan().outputs["m"].losses
     assert losses
     assert sum(loss.error_share for loss in losses) == pytest.approx(1.0)

@@ -17,9 +17,9 @@ from support.stages import declare, merged
 
 BASED = {name: recipe for name, recipe in RECIPES.items() if recipe["operator"] != "passthrough"}
 BUDGETS = (
-    {"expert_reads": "40%"},
-    {"expert_reads": 3000},
-    {"max_error": 0.2},
+    {"expert_reads": "40%", "precision": "blocks"},
+    {"expert_reads": 3000, "precision": "blocks"},
+    {"max_error": 0.2, "precision": "blocks"},
     {"expert_reads": "100%"},
     {"expert_reads": "50%", "stats": "sample"},
 )
@@ -132,7 +132,7 @@ def test_what_the_policies_decide_and_how_it_is_written_is_the_same_again(projec
 
 
 @pytest.mark.parametrize("operator", ["task_arithmetic", "linear"])
-@pytest.mark.parametrize("budget", [None, {"expert_reads": "50%"}], ids=["full", "budget"])
+@pytest.mark.parametrize("budget", [None, {"expert_reads": "50%", "precision": "blocks"}], ids=["full", "budget"])
 def test_adapters_give_the_same_bytes_again(project, tmp_path, operator, budget):
     shapes = {"model.layers.0.q.weight": (16, 16), "model.layers.0.k.weight": (16, 16), "model.norm.weight": (16,)}
     for seed, name in enumerate(("base", "other", "full")):
@@ -168,7 +168,7 @@ def test_a_tokenizer_of_an_adapter_comes_from_its_folder_and_what_it_applies_to(
 def test_an_output_that_is_made_from_outputs_needs_its_own_manifest_alone(tmp_path):
     """Two levels below it, one of them not published, one with a budget; a tokenizer from an output as well."""
     project = declare(tmp_path / "project", publish=False)
-    project.set_output("cheap", merged("stage", "e3", budget={"expert_reads": "50%"}))
+    project.set_output("cheap", merged("stage", "e3", budget={"expert_reads": "50%", "precision": "blocks"}))
     project.set_output("top", merged("cheap", {"source": "stage", "weight": 0.2}, "e1", operator="linear"))
     project.set_output("lent", merged("e1", write={"tokenizer": "top"}))
     project.build()

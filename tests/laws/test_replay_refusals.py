@@ -35,7 +35,7 @@ def built(tmp_path_factory):
     base = random_tensors(0, {A: (16, 16), B: (16, 16), V: (64,)}) | {"ids": np.arange(10)}
     project.add_source("base", base)
     project.add_source("e2", random_tensors(2, {A: (16, 16), B: (16, 16), V: (64,)}) | {"ids": np.arange(10)})
-    project.set_output("final", project.outputs["final"] | {"budget": {"expert_reads": "60%"}})
+    project.set_output("final", project.outputs["final"] | {"budget": {"expert_reads": "60%", "precision": "blocks"}})
     project.build()
     return project
 

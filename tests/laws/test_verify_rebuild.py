@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.adapters import add_adapter, factors
+from support.budgets import percent
 from support.checkpoints import random_tensors
 from support.every_operator import RECIPES
 from support.projects import TINY, Messages, SmallProject, edit_tensor, skip_flushing
@@ -51,7 +52,7 @@ FAMILIES = {
     "random": ("dare_ties", {"params": {"density": 0.5, "seed": 3}}),
     "thresholds": ("ties", {"params": {"density": 0.4}}),
     "angles": ("slerp", {"experts": ["e1"], "params": {"t": 0.3}}),
-    "budget": ("ties", {"params": {"density": 0.4}, "budget": {"expert_reads": "50%"}}),
+    "budget": ("ties", {"params": {"density": 0.4}, "budget": {"expert_reads": "50%", "precision": "blocks"}}),
 }
 
 
@@ -136,8 +137,8 @@ def test_a_source_that_changed_is_named_and_its_blocks_prove_nothing(project):
 
 
 def test_what_is_made_again_follows_from_the_manifest_and_not_from_the_mergefile(project):
-    output(project, "ties", params={"density": 0.4}, budget={"expert_reads": "50%"})
-    project.set_output("m", project.outputs["m"] | {"params": {"density": 0.9}, "budget": {"expert_reads": "10%"}})
+    output(project, "ties", params={"density": 0.4}, budget={"expert_reads": "50%", "precision": "blocks"})
+    project.set_output("m", project.outputs["m"] | {"params": {"density": 0.9}, "budget": percent(10)})
     check_all(project)
 
 

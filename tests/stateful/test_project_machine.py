@@ -47,10 +47,11 @@ user_names = st.sampled_from(["notes.txt", "sub/deep/notes.txt", "extra.bin"])
 points = st.sampled_from(crash.CRASH_POINTS)
 passes = st.integers(1, 4)
 BUDGETS: list[dict[str, Any]] = [
-    {"expert_reads": "0%"},
-    {"expert_reads": "30%"},
-    {"expert_reads": 700},
-    {"max_error": 0.3},
+    {"expert_reads": "0%", "precision": "blocks"},
+    {"expert_reads": "30%", "precision": "blocks"},
+    {"expert_reads": 700, "precision": "blocks"},
+    {"max_error": 0.3, "precision": "blocks"},
+    {"expert_reads": "40%", "precision": "levels"},
 ]
 
 

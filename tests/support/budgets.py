@@ -11,8 +11,13 @@ EXACT = 255
 
 
 def percent(share: float) -> Budget:
-    """Return a budget of a share of the full read."""
-    return {"expert_reads": f"{share}%"}
+    """Return a budget of a share of the full read, in whole blocks."""
+    return {"expert_reads": f"{share}%", "precision": "blocks"}
+
+
+def limit(count: int) -> Budget:
+    """Return a budget of so many bytes."""
+    return {"expert_reads": count, "precision": "blocks"}
 
 
 def with_budget(project: SmallProject, budget: Budget, output: str = "m") -> SmallProject:

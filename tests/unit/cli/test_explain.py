@@ -245,7 +245,7 @@ def test_names_that_steer_a_terminal_are_escaped(tmp_path, build, explained):
 
 def test_paths_and_budgets_are_shown_as_people_write_them(project, monkeypatch, capsys):
     clean_variables(monkeypatch)
-    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "2 MB"}})
+    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "2 MB", "precision": "blocks"}})
     project.build()
     below = project.root / "notes"
     below.mkdir()
@@ -254,5 +254,5 @@ def test_paths_and_budgets_are_shown_as_people_write_them(project, monkeypatch, 
     shown = capsys.readouterr().out
     assert ", ../build/m\n" in shown
     assert "  budget    2 MB, " in shown
-    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "1 KiB"}})
+    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "1 KiB", "precision": "blocks"}})
     assert "the budget changed: 2 MB -> 1 KiB" in project.open().status().outputs["m"].reasons

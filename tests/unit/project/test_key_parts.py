@@ -126,7 +126,7 @@ def sampled(share):
     return percent(share) | {"stats": "sample"}
 
 
-@pytest.mark.parametrize("before", [percent(50), {"max_error": 0.7}, sampled(60)])
+@pytest.mark.parametrize("before", [percent(50), {"max_error": 0.7, "precision": "blocks"}, sampled(60)])
 @pytest.mark.parametrize("after", [None, sampled(25), percent(25)])
 def test_what_a_budget_knows_of_inputs_is_no_change_of_them(project, before, after):
     """A fingerprint stands where a digest stood, or the digest of a part: the content is the same."""
