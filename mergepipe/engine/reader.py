@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from mergepipe.cache.sources import source_changed
 from mergepipe.checkpoints.geometry import BlockGrid
 from mergepipe.digest import content_digest
+from mergepipe.engine.ahead import advise
 from mergepipe.engine.coding import CodeInput, CodeKey, Coding, OpenPack, code_block
 from mergepipe.engine.files import Files
 from mergepipe.engine.kernel import Array, Scratch, add_delta, typed
@@ -99,14 +100,18 @@ class Reader:
 
     def read(self, needed: dict[InputKey, list[int]]) -> None:
         """Read the blocks that are needed and not in memory, adjacent ones in one go; compare their digests."""
-        for key, wanted in self._stored(needed).items():
-            source = self._inputs[key]
-            missing = [block for block in wanted if not self.has(key, block)]
-            for run in _adjacent(missing):
-                self._read_run(source, run)
-                for block in run:
-                    if content_digest(self.data(key, block)) != self.digest(key, block):
-                        raise source_changed(source.ref.source, source.file)
+        runs = [
+            (self._inputs[key], run)
+            for key, wanted in self._stored(needed).items()
+            for run in _adjacent([block for block in wanted if not self.has(key, block)])
+        ]
+        for source, run in runs[1:]:  # the disk works on all of them while the first is read
+            self._ask(source, run)
+        for source, run in runs:
+            self._read_run(source, run)
+            for block in run:
+                if content_digest(self.data(source.key, block)) != self.digest(source.key, block):
+                    raise source_changed(source.ref.source, source.file)
 
     def _stored(self, needed: dict[InputKey, list[int]]) -> dict[InputKey, list[int]]:
         """Return what must be read of stored tensors: for an adapter, what its deltas are added to."""
@@ -119,9 +124,11 @@ class Reader:
                 stored.setdefault(adapter.on, set()).update(blocks)
         return {key: sorted(blocks) for key, blocks in stored.items()}
 
+    def _ask(self, source: Input, run: range) -> None:
+        start, stop = source.grid.byte_range(run.start)[0], source.grid.byte_range(run.stop - 1)[1]
+        advise(self._files.descriptor(source), source.ref.info.offset + start, stop - start)
+
     def _read_run(self, source: Input, run: range) -> None:
-        if not run:
-            return
         start, stop = source.grid.byte_range(run.start)[0], source.grid.byte_range(run.stop - 1)[1]
         buffer, origin = self._buffer(source)
         self._files.read(source, buffer[start - origin : stop - origin], start)

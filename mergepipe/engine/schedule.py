@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from mergepipe.engine.ahead import ReadAhead
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.job import run_job
 from mergepipe.engine.passes import GroupPasses
@@ -56,7 +57,7 @@ class Scheduler:
 
     def run(self, groups: Iterable[GroupPasses]) -> None:
         """Run all groups; the first exception of a job is raised when its turn comes."""
-        waiting = deque(groups)
+        waiting, ahead = deque(groups), ReadAhead()
         try:
             while True:
                 while len(self._flying) < self._pool.ahead:
@@ -64,13 +65,16 @@ class Scheduler:
                     if active is None:
                         break
                     active.flying += 1
-                    self._flying.append((active, self._pool.submit(run_job, active.ready.popleft())))
+                    job = active.ready.popleft()
+                    ahead.ask(job)
+                    self._flying.append((active, self._pool.submit(run_job, job)))
                 if not self._flying:
                     return
                 self._take()
         finally:
             for _, future in self._flying:
                 future.cancel()
+            ahead.close()
 
     def _next(self, waiting: deque[GroupPasses]) -> _Active | None:
         """Return the first group with a job that can start, beginning new groups as long as there is none."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mergepipe.digest import record_digest
 from mergepipe.errors import fail_storage
-from mergepipe.fsio.durable import pwrite_all
+from mergepipe.fsio.durable import pwrite_all, start_writeback
 from mergepipe.plan.layout import Shard
 
 
@@ -102,7 +102,9 @@ class StagedShard:
         """
         try:
             with self._opened() as fd:
-                pwrite_all(fd, data, self.shard.offsets[tensor] + start)
+                offset = self.shard.offsets[tensor] + start
+                pwrite_all(fd, data, offset)
+                start_writeback(fd, offset, len(data))
         except OSError as error:
             fail_storage(error, self.path, "write")
 
