@@ -16,7 +16,7 @@ _FILES = 64
 
 
 def advise(fd: int, offset: int, count: int) -> None:
-    """Ask for ``count`` bytes of a file from ``offset`` on; returns at once, and does nothing where it cannot be asked."""
+    """Ask for ``count`` bytes of a file from ``offset`` on; returns at once. Does nothing where one cannot ask."""
     if hasattr(os, "posix_fadvise"):
         for start in range(0, count, _STEP):
             with contextlib.suppress(OSError):
@@ -42,8 +42,6 @@ class ReadAhead:
 
     def ask(self, job: Job) -> None:
         """Ask for what a job is sure to read."""
-        if job.group.held is not None and not job.measures:
-            return  # the earlier passes read it
         for source in job.group.inputs.values():
             stop = min(job.stop, source.grid.count)
             if source.known is None and job.start < stop and source.is_missing(job.start):
