@@ -70,7 +70,8 @@ class BlockInputs:
 
         Without a base it is the expert's value itself.
         """
-        out, stored, array = self.scratch(number), self.stored_delta(index), self.experts[index]
+        out, stored = self.scratch(number), self.stored_delta(index)
+        array: Any = self.experts[index]
         if stored is not None:
             out[...] = stored
         elif self.base is None:
