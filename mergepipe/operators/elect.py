@@ -2,71 +2,146 @@
 
 The elected sign is that of the sum of the weighted deltas, + where that is 0. A weighted delta agrees where it has this
 sign; one that is 0 has none. All sums run in expert order, in the work dtype.
+
+Signs are compared as bits: an exclusive or of two floats has its top bit set where their signs differ, and shifted down
+that is a mask of all bits or none. It is half of the passes over memory that masks of bools take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from mergepipe.operators.contract import Array, BlockInputs
 from mergepipe.operators.numerics import CANCELLATION
-from mergepipe.operators.sparsify import SPARE, keep
+from mergepipe.operators.sparsify import keep
 
-# Scratch arrays: 0 to 3 are used here, and those after them hold the terms.
+# Scratch arrays: 0 is free for what drops elements, 1 to 3 are used here, and those after them hold the terms.
+_SIGN, _SUM, _OTHER = 1, 2, 3
 FIRST_TERM = 4
 
 
-def elect(inputs: BlockInputs, terms: Sequence[Array], weights: Sequence[float], *, normalize: bool) -> Array:
-    """Return the sum of the agreeing terms, divided by the sum of their weights where `normalize` says so.
-
-    The divisor is 1 where nothing agrees, or where weights of both signs (nearly) cancel.
+class Election:
+    """One tile's election; terms are added one by one, in expert order.
 
     Parameters
     ----------
-    terms
-        Weighted deltas, at least one, in arrays that are overwritten; the first holds the result.
-    weights
-        Their weights, rounded to the work dtype.
+    inputs
+        The tile.
     """
-    total = terms[0]
-    if len(terms) == 1:  # it agrees with itself, and where it is 0 so is the result
-        if normalize:
-            total /= weights[0]
-        return total
-    sign = inputs.scratch(SPARE)
-    _add_up(terms, sign)
-    positive = sign >= 0
-    divisor = _Divisor(inputs, weights) if normalize else None
-    for term, weight in zip(terms, weights, strict=True):
-        agrees = (term > 0) == positive
-        agrees &= term != 0
+
+    def __init__(self, inputs: BlockInputs) -> None:
+        self._inputs = inputs
+        self._terms: list[Array] = []
+        self._weights: list[float] = []
+
+    @property
+    def scratch(self) -> int:
+        """The number of the scratch array for the next term."""
+        return FIRST_TERM + len(self._terms)
+
+    def add(self, term: Array, weight: float) -> None:
+        """Add a weighted delta, in an array that is overwritten, and its weight, rounded to the work dtype."""
+        self._terms.append(term)
+        self._weights.append(weight)
+        if len(self._terms) == 2:
+            np.add(self._terms[0], term, out=self._inputs.scratch(_SIGN))
+        elif len(self._terms) > 2:
+            self._inputs.scratch(_SIGN).__iadd__(term)
+
+    def result(self, *, normalize: bool) -> Array | None:
+        """Return the sum of the agreeing terms, divided by the sum of their weights where `normalize` says so.
+
+        The divisor is 1 where nothing agrees, or where weights of both signs (nearly) cancel. None without terms.
+        """
+        terms, weights = self._terms, self._weights
+        if len(terms) <= 1:  # a single one agrees with itself, and where it is 0 so is the result
+            if terms and normalize:
+                terms[0] /= weights[0]
+            return terms[0] if terms else None
+        total = terms[0]
+        divisor = _divisor(self._inputs, weights) if normalize else None
+        erase = self._erase_any if self._inputs.non_finite else self._erase_finite
+        self._begin()
+        for term, weight in zip(terms, weights, strict=True):
+            erase(term)
+            if divisor is not None:
+                divisor.add(term != 0, weight)
+            if term is not total:
+                total += term
         if divisor is not None:
-            divisor.add(agrees, weight)
+            total /= divisor.value()
+        return total
+
+    def _begin(self) -> None:
+        """Have all bits of the sign but its own inverted, so that what is left of an exclusive or says what agrees."""
+        sign = self._inputs.scratch(_SIGN)
+        if self._inputs.non_finite:
+            self._positive = sign >= 0
+        else:
+            sign += 0  # a sum of -0 counts as +
+            bits = _signed(sign)
+            np.invert(bits, out=bits)
+
+    def _erase_finite(self, term: Array) -> None:
+        """Set to 0 where a term does not agree; zeros keep their sign where it is the elected one."""
+        bits, mask = _signed(term), _signed(self._inputs.scratch(_OTHER))
+        np.bitwise_xor(bits, _signed(self._inputs.scratch(_SIGN)), out=mask)
+        mask >>= 8 * mask.itemsize - 1
+        bits &= mask
+
+    def _erase_any(self, term: Array) -> None:
+        """As `_erase_finite`, where terms may be infinite or NaN: NaN stays in the result."""
+        agrees = (term > 0) == self._positive
+        agrees &= term != 0
         keep(term, agrees)
-        if term is not total:
-            total += term
-    if divisor is not None:
-        total /= divisor.value()
-    return total
 
 
-def _add_up(terms: Sequence[Array], out: Array) -> None:
-    np.add(terms[0], terms[1], out=out)
-    for term in terms[2:]:
-        out += term
+def _signed(values: Array) -> Array:
+    return values.view(f"i{values.itemsize}")
+
+
+def _divisor(inputs: BlockInputs, weights: Sequence[float]) -> _Divisor | _EqualDivisor:
+    """Return what adds up the weights that agree."""
+    work: Any = np.dtype(inputs.dtype).type
+    sums = [work(0)]
+    for weight in weights:
+        sums.append(sums[-1] + work(weight))
+    if min(weights) == max(weights) > 0 and all(total == count * work(weights[0]) for count, total in enumerate(sums)):
+        return _EqualDivisor(inputs, weights[0])
+    return _Divisor(inputs, weights)
+
+
+class _EqualDivisor:
+    """The number of those that agree times their weight, where that is what adding the weight so often comes to."""
+
+    def __init__(self, inputs: BlockInputs, weight: float) -> None:
+        self._sum, self._weight = inputs.scratch(_SUM), weight
+        self._count = np.zeros(inputs.shape, np.uint8)  # of `sparse.MOST_ELECTING` at most
+
+    def add(self, agrees: Array, weight: float) -> None:
+        """Count a term where it agrees."""
+        del weight
+        self._count += agrees.view(np.uint8)
+
+    def value(self) -> Array:
+        """Return what to divide by; nothing but 0 is divided where none agrees."""
+        self._count += self._count == 0
+        np.copyto(self._sum, self._count)
+        if self._weight != 1:
+            self._sum *= self._weight
+        return self._sum
 
 
 class _Divisor:
     """Sums of the weights that agree, by element."""
 
     def __init__(self, inputs: BlockInputs, weights: Sequence[float]) -> None:
-        self._sum, self._term = inputs.scratch(1), inputs.scratch(2)
-        self._size = inputs.scratch(3) if min(weights) < 0 < max(weights) else None
-        for array in (self._sum, self._size):
-            if array is not None:
-                array.fill(0)
+        self._sum, self._term = inputs.scratch(_SUM), inputs.scratch(_OTHER)
+        self._size = np.zeros_like(self._sum) if min(weights) < 0 < max(weights) else None
+        self._sum.fill(0)
 
     def add(self, agrees: Array, weight: float) -> None:
         """Count a weight where its term agrees."""

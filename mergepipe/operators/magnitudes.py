@@ -315,9 +315,15 @@ def below(bits: Array, edge: Edge, inputs: BlockInputs, name: Hashable) -> Array
 
 
 def _with_first(mask: Array, bits: Array, edge: Edge, inputs: BlockInputs, name: Hashable) -> Array:
-    left = inputs.memo.get(name, edge.count) if inputs.block == edge.block else 0
-    if left:
-        found = np.flatnonzero(bits == bits.dtype.type(edge.pattern))[:left]
-        mask[found] = True
-        inputs.memo[name] = left - found.size
+    mask[first_equal(bits, edge, inputs, name)] = True
     return mask
+
+
+def first_equal(bits: Array, edge: Edge, inputs: BlockInputs, name: Hashable) -> Array:
+    """Return which of a tile's patterns equal the edge's and are taken, in the edge's block; see `above`."""
+    left = inputs.memo.get(name, edge.count) if inputs.block == edge.block else 0
+    if not left:
+        return np.zeros(0, np.intp)
+    found = np.flatnonzero(bits == bits.dtype.type(edge.pattern))[:left]
+    inputs.memo[name] = left - found.size
+    return found

@@ -237,25 +237,24 @@ def _elected(prepared: SparsePrepared, reach: Sequence[float], weighted: Sequenc
 def _combined(
     inputs: BlockInputs, prepared: SparsePrepared, reduction: Reduction | None, *, elects: bool
 ) -> Array | None:
-    from mergepipe.operators.elect import FIRST_TERM, elect
+    from mergepipe.operators.elect import FIRST_TERM, Election
 
-    terms: list[Array] = []
-    weights: list[float] = []
+    election = Election(inputs)
+    total: Array | None = None
     for index, weight in enumerate(prepared.coefficients):
         if not inputs.has(index):
             continue
-        term = inputs.delta(index, FIRST_TERM + (len(terms) if elects else min(len(terms), 1)))
+        term = inputs.delta(index, election.scratch if elects else FIRST_TERM + (total is not None))
         _drop(inputs, index, term, prepared, reduction)
         if weight != 1:
             term *= weight
-        if elects or not terms:
-            terms.append(term)
-            weights.append(weight)
+        if elects:
+            election.add(term, weight)
+        elif total is None:
+            total = term
         else:
-            terms[0] += term
-    if elects and terms:
-        return elect(inputs, terms, weights, normalize=prepared.normalize)
-    return terms[0] if terms else None
+            total += term
+    return election.result(normalize=prepared.normalize) if elects else total
 
 
 def _drop(inputs: BlockInputs, index: int, delta: Array, prepared: SparsePrepared, reduction: Reduction | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from mergepipe.digest import content_digest
 from mergepipe.operators.contract import Array, BlockInputs, Statistic, StatisticValues, TensorFacts
-from mergepipe.operators.magnitudes import Edge, Magnitudes, Selection, above, below, patterns, select
+from mergepipe.operators.magnitudes import Edge, Magnitudes, Selection, first_equal, patterns, select
 from mergepipe.operators.masks import last_kept, random_words
 from mergepipe.operators.numerics import rounded
 from mergepipe.operators.sparsifiers import AtRandom, ByMagnitude, ByRank, Sparsifier
@@ -287,13 +287,40 @@ def sparsify(
 
 
 def _keep_between(inputs: BlockInputs, index: int, delta: Array, kept: Kept) -> None:
-    unsigned = np.dtype(f"u{delta.dtype.itemsize}")
-    bits = inputs.scratch(SPARE).view(unsigned)
-    np.bitwise_and(delta.view(unsigned), unsigned.type((1 << (8 * unsigned.itemsize - 1)) - 1), out=bits)
-    if kept.low is not None:
-        keep(delta, above(bits, kept.low, inputs, (index, "low")))
-    if kept.high is not None:
-        keep(delta, below(bits, kept.high, inputs, (index, "high")))
+    values, bits = (array.view(f"i{delta.itemsize}") for array in (delta, inputs.scratch(SPARE)))
+    for edge, largest in ((kept.low, False), (kept.high, True)):
+        if edge is not None:
+            np.bitwise_and(values, np.iinfo(values.dtype).max, out=bits)
+            _keep_beyond(values, bits, edge, inputs, (index, largest), largest=largest)
+
+
+def _keep_beyond(
+    values: Array, bits: Array, edge: Edge, inputs: BlockInputs, name: Hashable, *, largest: bool
+) -> None:
+    """Set to 0 what is smaller than an edge (larger, where that is the `largest` kept), and what equals it untaken.
+
+    A difference of patterns has the top bit set where it is negative; shifted down, that is a mask of all bits or none.
+    This takes half of the time of a mask of bools.
+
+    Parameters
+    ----------
+    values, bits
+        The numbers and their patterns, as signed integers; both are overwritten.
+    name
+        What the count of equal elements is kept under in ``inputs.memo``, for the later tiles of the block.
+    """
+    takes = inputs.block < edge.block  # all that are equal
+    if largest and takes and edge.pattern == np.iinfo(bits.dtype).max:
+        return
+    first = first_equal(bits, edge, inputs, name)
+    equal = values[first]
+    if largest:
+        np.subtract(bits, edge.pattern + takes, out=bits)
+    else:
+        np.subtract(edge.pattern - takes, bits, out=bits)
+    bits >>= 8 * bits.itemsize - 1
+    values &= bits
+    values[first] = equal
 
 
 def _keep_ranked(
