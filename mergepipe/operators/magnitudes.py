@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mergepipe.operators.contract import Array, BlockInputs, Statistic, StatisticValues
+from mergepipe.operators.ranks import Edge, JoinedTables, Selection, next_digit
 from mergepipe.operators.tables import DIGIT, DIGITS, Counter, Table, number_of
 
 # Tables that are kept decoded while a tensor's are gone through several times: about 12 bytes an entry.
@@ -107,64 +108,6 @@ def population(values: Iterable[bytes]) -> Population:
     return Population(elements=elements, zeros=zeros)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
-    """Which of the elements that equal a magnitude are taken: so many, the lowest flat index first.
-
-    Attributes
-    ----------
-    pattern
-        The magnitude's bits.
-    block, count
-        Equal elements are taken in all blocks before `block`, in it only the first `count`, and none after it.
-    """
-
-    pattern: int
-    block: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The k-th largest magnitude of a tensor.
-
-    Attributes
-    ----------
-    pattern, width
-        Its bit pattern, and how many bits that has.
-    above
-        How many elements are larger.
-    equal
-        How many equal it in each block (int64, one per block).
-    rank
-        The k that was asked for: so ``rank - above`` of the equal ones are among the k largest.
-    """
-
-    pattern: int
-    width: int
-    above: int
-    equal: Array
-    rank: int
-
-    @property
-    def value(self) -> float:
-        """The magnitude itself."""
-        if self.width == 32:
-            return float(np.uint32(self.pattern).view(np.float32))
-        return float(np.uint64(self.pattern).view(np.float64))
-
-    def edge(self, count: int) -> Edge:
-        """Return where it ends if the first `count` of the equal elements are taken."""
-        before = np.cumsum(self.equal)
-        block = int(np.searchsorted(before, count, side="left")) if count else 0
-        return Edge(pattern=self.pattern, block=block, count=count - int(before[block] - self.equal[block]))
-
-    def taken(self, count: int) -> Array:
-        """Return how many of the first `count` equal elements lie in each block (int64, one per block)."""
-        before = np.cumsum(self.equal) - self.equal
-        return np.clip(count - before, 0, self.equal)
-
-
 Selecting = Generator[Sequence[Statistic], StatisticValues, dict[Magnitudes, tuple[Selection, ...]]]
 
 
@@ -181,16 +124,25 @@ def select(wanted: Mapping[Magnitudes, Sequence[int]]) -> Selecting:
     dict
         By statistic a `Selection` for each rank, in the order of the ranks.
     """
-    searches = [_Search(statistic, rank) for statistic, ranks in wanted.items() for rank in ranks]
-    asked: dict[Magnitudes, _Tables] = {}
+    values = yield list(wanted)
+    found: dict[Magnitudes, tuple[Selection, ...]] = {}
+    for statistic, ranks in wanted.items():
+        joined = JoinedTables.of(values[statistic])
+        if joined is not None:
+            found[statistic] = tuple(map(joined.selection, ranks))
+    searches = [
+        _Search(statistic, rank) for statistic in wanted if statistic not in found for rank in wanted[statistic]
+    ]
     room = _Room(_KEPT_ENTRIES)
-    missing = list(dict.fromkeys(wanted))
-    while missing:
+    asked = {search.statistic: _Tables(values[search.statistic], room) for search in searches}
+    while missing := list(dict.fromkeys(s.next for s in searches if not s.advance(asked) and s.next is not None)):
         values = yield missing
         asked |= {statistic: _Tables(values[statistic], room) for statistic in missing}
-        missing = list(dict.fromkeys(s.next for s in searches if not s.advance(asked) and s.next is not None))
-    found = iter([search.selection(asked) for search in searches])
-    return {statistic: tuple(next(found) for _ in ranks) for statistic, ranks in wanted.items()}
+    selections = iter([search.selection(asked) for search in searches])
+    found |= {
+        statistic: tuple(next(selections) for _ in wanted[statistic]) for statistic in wanted if statistic not in found
+    }
+    return found
 
 
 class _Room:
@@ -248,9 +200,7 @@ class _Search:
             if counts is None:
                 self.next = replace(self.statistic, digits=self.digits)
                 return False
-            at_least = self.above + np.cumsum(counts[::-1])[::-1]
-            digit = int(np.flatnonzero(at_least >= self.rank)[-1])
-            self.above = int(at_least[digit] - counts[digit])
+            digit, self.above = next_digit(counts, self.rank, self.above)
             self.digits = (*self.digits, digit)
         return True
 

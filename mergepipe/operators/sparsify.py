@@ -11,9 +11,10 @@ import numpy as np
 
 from mergepipe.digest import content_digest
 from mergepipe.operators.contract import Array, BlockInputs, Statistic, StatisticValues, TensorFacts
-from mergepipe.operators.magnitudes import Edge, Magnitudes, Selection, first_equal, patterns, select
+from mergepipe.operators.magnitudes import Magnitudes, first_equal, patterns, select
 from mergepipe.operators.masks import last_kept, random_words
 from mergepipe.operators.numerics import rounded
+from mergepipe.operators.ranks import Edge, Selection
 from mergepipe.operators.sparsifiers import AtRandom, ByMagnitude, ByRank, Sparsifier
 from mergepipe.operators.sums import MagnitudeSum, encode_sum, finite_sum, total_of, units
 
@@ -294,9 +295,7 @@ def _keep_between(inputs: BlockInputs, index: int, delta: Array, kept: Kept) -> 
             _keep_beyond(values, bits, edge, inputs, (index, largest), largest=largest)
 
 
-def _keep_beyond(
-    values: Array, bits: Array, edge: Edge, inputs: BlockInputs, name: Hashable, *, largest: bool
-) -> None:
+def _keep_beyond(values: Array, bits: Array, edge: Edge, inputs: BlockInputs, name: Hashable, *, largest: bool) -> None:
     """Set to 0 what is smaller than an edge (larger, where that is the `largest` kept), and what equals it untaken.
 
     A difference of patterns has the top bit set where it is negative; shifted down, that is a mask of all bits or none.

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mergepipe.operators.contract import Array, BlockInputs, Statistic
-from mergepipe.operators.magnitudes import Edge, Magnitudes, above, patterns
+from mergepipe.operators.magnitudes import Magnitudes, above, patterns
+from mergepipe.operators.ranks import Edge
 
 ALL = -1
 """In place of a count of equal elements that are taken: none is left out."""

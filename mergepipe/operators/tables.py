@@ -103,9 +103,11 @@ def _planes(values: Array) -> tuple[bytes, int]:
 def _joined(planes: Array, size: int) -> Array:
     if not size:
         return np.zeros(0, np.uint64)
-    columns = np.zeros((planes.size // size, 8), np.uint8)
-    columns[:, :size] = planes.reshape(size, -1).T
-    return columns.reshape(-1).view("<u8").astype(np.uint64, copy=False)
+    lowest, *others = planes.reshape(size, -1).astype(np.uint64)
+    for place, plane in enumerate(others, 1):
+        plane <<= np.uint64(8 * place)
+        lowest |= plane
+    return lowest
 
 
 def number_of(digits: Sequence[int]) -> int:
@@ -118,11 +120,12 @@ def number_of(digits: Sequence[int]) -> int:
 class Counter:
     """Counts patterns piece by piece and makes their table; what comes out does not depend on how they were cut.
 
-    The difference of two bfloat16 numbers within a factor of two of each other is a bfloat16 number (Sterbenz 1974), whose
-    pattern of 32 bits ends in 16 zeros. So of 16-bit checkpoints nearly all patterns are told apart by their first half,
-    which is counted, and the few others are sorted. Where they are not few (float16, or deltas as large as the weights),
-    patterns are scattered into 2^16 places by a multiplicative hash: the first to come to a place holds it, and the few
-    others are sorted. Once there are too many distinct ones, only the digit after the known ones is counted.
+    The difference of two bfloat16 numbers within a factor of two of each other is a bfloat16 number (Sterbenz 1974),
+    and its pattern of 32 bits ends in 16 zeros. So of 16-bit checkpoints nearly all patterns are told apart by their
+    first half, which is counted, and the few others are sorted. Where they are not few (float16, or deltas as large as
+    the weights), patterns are scattered into 2^16 places by a multiplicative hash: the first to come to a place holds
+    it, and the few others are sorted. Once there are too many distinct ones, only the digit after the known ones is
+    counted.
 
     Parameters
     ----------

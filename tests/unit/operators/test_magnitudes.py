@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support.operators import Run, tensor_params
 
 from mergepipe.operators import magnitudes as module
-from mergepipe.operators.magnitudes import Edge, Magnitudes, above, below, patterns, population, select
+from mergepipe.operators.magnitudes import Magnitudes, above, below, patterns, population, select
+from mergepipe.operators.ranks import Edge
 from mergepipe.operators.registry import operators
 
 OPERATOR = operators()["task_arithmetic"]

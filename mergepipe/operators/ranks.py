@@ -1,0 +1,147 @@
+"""The k-th largest magnitude of a tensor, and which of the elements that equal it are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mergepipe.operators.contract import Array
+from mergepipe.operators.tables import DIGIT, DIGITS, Table, number_of
+
+# Complete tables of 32-bit patterns are joined up to so many entries, of 8 bytes each, and gone through in pieces.
+_JOINED_ENTRIES = 1 << 20
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Which of the elements that equal a magnitude are taken: so many, the lowest flat index first.
+
+    Attributes
+    ----------
+    pattern
+        The magnitude's bits.
+    block, count
+        Equal elements are taken in all blocks before `block`, in it only the first `count`, and none after it.
+    """
+
+    pattern: int
+    block: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The k-th largest magnitude of a tensor.
+
+    Attributes
+    ----------
+    pattern, width
+        Its bit pattern, and how many bits that has.
+    above
+        How many elements are larger.
+    equal
+        How many equal it in each block (int64, one per block).
+    rank
+        The k that was asked for: so ``rank - above`` of the equal ones are among the k largest.
+    """
+
+    pattern: int
+    width: int
+    above: int
+    equal: Array
+    rank: int
+
+    @property
+    def value(self) -> float:
+        """The magnitude itself."""
+        if self.width == 32:
+            return float(np.uint32(self.pattern).view(np.float32))
+        return float(np.uint64(self.pattern).view(np.float64))
+
+    def edge(self, count: int) -> Edge:
+        """Return where it ends if the first `count` of the equal elements are taken."""
+        before = np.cumsum(self.equal)
+        block = int(np.searchsorted(before, count, side="left")) if count else 0
+        return Edge(pattern=self.pattern, block=block, count=count - int(before[block] - self.equal[block]))
+
+    def taken(self, count: int) -> Array:
+        """Return how many of the first `count` equal elements lie in each block (int64, one per block)."""
+        before = np.cumsum(self.equal) - self.equal
+        return np.clip(count - before, 0, self.equal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedTables:
+    """The complete tables of all blocks of a tensor, one after the other: 32-bit patterns but 0, and their counts.
+
+    Attributes
+    ----------
+    keys, counts
+        uint32.
+    stops, zeros
+        Per block where its entries end, and how many zeros it has.
+    """
+
+    keys: Array
+    counts: Array
+    stops: Array
+    zeros: Array
+
+    @classmethod
+    def of(cls, values: Iterable[bytes]) -> JoinedTables | None:
+        """Return the tables that these bytes state; None where some are coarse, wide, or all together large."""
+        keys, counts, zeros = [np.zeros(0, np.uint32)], [np.zeros(0, np.uint32)], []
+        size, stops = 0, []
+        for data in values:
+            table = Table.decode(data)
+            size += table.keys.size
+            if table.shift or table.width != 2 * DIGIT or size > _JOINED_ENTRIES:
+                return None
+            keys.append(table.keys.astype(np.uint32))
+            counts.append(table.counts.astype(np.uint32))
+            stops.append(size)
+            zeros.append(table.zeros)
+        return cls(
+            keys=np.concatenate(keys),
+            counts=np.concatenate(counts),
+            stops=np.asarray(stops, np.int64),
+            zeros=np.asarray(zeros, np.int64),
+        )
+
+    def selection(self, rank: int) -> Selection:
+        """Return the magnitude of a rank."""
+        high, above = next_digit(self._folded(self.keys, self.counts), rank, 0)
+        within = np.flatnonzero(self.keys >> np.uint32(DIGIT) == high)
+        keys, counts = self.keys[within], self.counts[within]
+        low_counts = np.bincount(keys & np.uint32(DIGITS - 1), weights=counts, minlength=1)
+        if not high:
+            low_counts[0] += self.zeros.sum()
+        low, above = next_digit(low_counts, rank, above)
+        pattern = number_of((high, low))
+        if pattern:
+            same = np.flatnonzero(keys == pattern)
+            blocks = np.searchsorted(self.stops, within[same], side="right")
+            equal = np.bincount(blocks, weights=counts[same], minlength=self.stops.size).astype(np.int64)
+        else:
+            equal = self.zeros
+        return Selection(pattern=pattern, width=2 * DIGIT, above=above, equal=equal, rank=rank)
+
+    def _folded(self, keys: Array, counts: Array) -> Array:
+        """Return how often each first digit occurs; in float64, which is exact up to 2^53."""
+        folded = np.zeros(1 + (int(keys.max(initial=0)) >> DIGIT))
+        for start in range(0, keys.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            found = np.bincount(keys[piece] >> np.uint32(DIGIT), weights=counts[piece])
+            folded[: found.size] += found
+        folded[0] += self.zeros.sum()
+        return folded
+
+
+def next_digit(counts: Array, rank: int, above: int) -> tuple[int, int]:
+    """Return the digit of the magnitude of a rank, and how many are larger, given how many are for larger prefixes."""
+    at_least = above + np.cumsum(counts[::-1])[::-1]
+    digit = int(np.flatnonzero(at_least >= rank)[-1])
+    return digit, int(at_least[digit] - counts[digit])
