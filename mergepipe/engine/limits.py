@@ -14,9 +14,9 @@ from mergepipe.units import format_bytes
 JOB_ELEMENTS = 1 << 20
 # Jobs per worker in flight: enough that no worker waits, few enough that memory stays bounded.
 JOBS_AHEAD = 3
-# What groups may keep between their passes where no limit is set: the inputs of one large tensor of an 8B model with
-# eight experts.
-HOLD_BYTES = 1 << 30
+# What groups may keep between their passes where no limit is set: the inputs of a large layer of a 1B model with four
+# experts. Larger ones are read again, from the page cache.
+HOLD_BYTES = 192 << 20
 # What new statistics may take before they are written, where no limit is set.
 PENDING_BYTES = 1 << 25
 # What a reduction keeps of decoded tables of magnitudes (`operators.magnitudes`), with the table that it looks at.

@@ -19,7 +19,7 @@ For a statistic of other non-negative numbers (a variance, an importance), deriv
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -108,16 +108,19 @@ def population(values: Iterable[bytes]) -> Population:
     return Population(elements=elements, zeros=zeros)
 
 
+Look = Callable[["Magnitudes", JoinedTables, Sequence[Selection]], None]
 Selecting = Generator[Sequence[Statistic], StatisticValues, dict[Magnitudes, tuple[Selection, ...]]]
 
 
-def select(wanted: Mapping[Magnitudes, Sequence[int]]) -> Selecting:
+def select(wanted: Mapping[Magnitudes, Sequence[int]], look: Look | None = None) -> Selecting:
     """Find the k-th largest magnitudes of several statistics: ``found = yield from select({statistic: (k, ...)})``.
 
     Parameters
     ----------
     wanted
         By statistic (without digits) the ranks: 1 is the largest, the number of elements is the smallest.
+    look
+        Called with each statistic whose tables are complete and not too large together, and with what was selected.
 
     Returns
     -------
@@ -130,6 +133,8 @@ def select(wanted: Mapping[Magnitudes, Sequence[int]]) -> Selecting:
         joined = JoinedTables.of(values[statistic])
         if joined is not None:
             found[statistic] = tuple(map(joined.selection, ranks))
+            if look is not None:
+                look(statistic, joined, found[statistic])
     searches = [
         _Search(statistic, rank) for statistic in wanted if statistic not in found for rank in wanted[statistic]
     ]

@@ -13,6 +13,7 @@ from mergepipe.operators.tables import DIGIT, DIGITS, Table, number_of
 # Complete tables of 32-bit patterns are joined up to so many entries, of 8 bytes each, and gone through in pieces.
 _JOINED_ENTRIES = 1 << 20
 _PIECE = 1 << 16
+_INFINITE = 0x7F800000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,28 @@ class JoinedTables:
         else:
             equal = self.zeros
         return Selection(pattern=pattern, width=2 * DIGIT, above=above, equal=equal, rank=rank)
+
+    def sum_between(self, above: int, below: int | None) -> int:
+        """Return the exact sum of the finite magnitudes whose patterns lie strictly between two, in units of 2^-1074.
+
+        Parameters
+        ----------
+        above, below
+            The patterns; -1 and None for all.
+        """
+        mask = self.keys < np.uint32(_INFINITE if below is None else min(below, _INFINITE))
+        mask &= self.keys > np.uint32(max(above, 0))  # a zero adds nothing
+        keys, counts = self.keys[mask], self.counts[mask].astype(np.int64)
+        exponents = keys >> np.uint32(23)
+        fractions = (keys & np.uint32((1 << 23) - 1) | (exponents != 0).astype(np.uint32) << np.uint32(23)).astype(
+            np.int64
+        )
+        total = 0
+        for shift in (0, 12):  # 12 bits at a time, so that 2^51 elements do not overflow
+            sums = np.zeros(1 << 8, np.int64)
+            np.add.at(sums, exponents, (fractions >> shift & 0xFFF) * counts)
+            total += sum(int(part) << shift + max(place, 1) for place, part in enumerate(sums) if part)
+        return total << 1074 - 150
 
     def _folded(self, keys: Array, counts: Array) -> Array:
         """Return how often each first digit occurs; in float64, which is exact up to 2^53."""

@@ -14,7 +14,7 @@ from mergepipe.operators.contract import Array, BlockInputs, Statistic, Statisti
 from mergepipe.operators.magnitudes import Magnitudes, first_equal, patterns, select
 from mergepipe.operators.masks import last_kept, random_words
 from mergepipe.operators.numerics import rounded
-from mergepipe.operators.ranks import Edge, Selection
+from mergepipe.operators.ranks import Edge, JoinedTables, Selection
 from mergepipe.operators.sparsifiers import AtRandom, ByMagnitude, ByRank, Sparsifier
 from mergepipe.operators.sums import MagnitudeSum, encode_sum, finite_sum, total_of, units
 
@@ -76,20 +76,30 @@ def _reduce_magnitudes(sparsifiers: Mapping[int, ByMagnitude], facts: TensorFact
         dropped, kept = sparsifier.counts(facts.elements)
         ends = {dropped, dropped + kept} - {0, facts.elements}
         wanted[Magnitudes(slots=(0, index + 1))] = tuple(sorted(ends))
-    found = yield from select(wanted)
+    sums: dict[int, tuple[int, int]] = {}
+
+    def look(statistic: Magnitudes, tables: JoinedTables, selections: Sequence[Selection]) -> None:
+        """Take the sums from complete tables: then neither needs a pass of its own, whatever the density."""
+        index = statistic.slots[-1] - 1
+        inner = _Range.of(*sparsifiers[index].counts(facts.elements), selections).inner_sum(index)
+        sums[index] = tables.sum_between(-1, None), tables.sum_between(inner.above, inner.below)
+
+    found = yield from select(wanted, look if l1 else None)
     ranges = {
         index: _Range.of(*sparsifier.counts(facts.elements), found[Magnitudes(slots=(0, index + 1))])
         for index, sparsifier in sparsifiers.items()
     }
     if not l1:
         return {index: between.as_kept(facts.blocks) for index, between in ranges.items()}
-    before = {index: MagnitudeSum(slots=(0, index + 1)) for index in ranges}
-    inner = {index: between.inner_sum(index) for index, between in ranges.items()}
-    values = yield [*before.values(), *inner.values()]
+    before = {index: MagnitudeSum(slots=(0, index + 1)) for index in ranges if index not in sums}
+    inner = {index: ranges[index].inner_sum(index) for index in before}
+    if before:
+        values = yield [*before.values(), *inner.values()]
+        sums |= {index: (total_of(values[before[index]]), total_of(values[inner[index]])) for index in before}
     result = {}
     for index, between in ranges.items():
-        after = total_of(values[inner[index]]) + between.equal_sum()
-        factor = _ratio(total_of(values[before[index]]), after, work)
+        whole, within = sums[index]
+        factor = _ratio(whole, within + between.equal_sum(), work)
         result[index] = replace(between.as_kept(facts.blocks), factor=factor)
     return result
 

@@ -249,7 +249,7 @@ class Counter:
             order = used[np.argsort(self._holder[used])]
             found = _merged(self._holder[order], self._counts[order], *found)
         if self._halves.size:
-            used = np.flatnonzero(self._halves)
+            used = np.flatnonzero(self._halves != 0)
             found = _merged((used << DIGIT).astype(self._type), self._halves[used], *found)
         return found
 
@@ -288,7 +288,14 @@ def _merged(first: Array, first_counts: Array, second: Array, second_counts: Arr
         return (second, second_counts) if second.size else (first, first_counts)
     places = np.searchsorted(first, second)
     known = first.take(places, mode="clip") == second
-    counts = first_counts.copy()
-    counts[places[known]] += second_counts[known]
-    new = ~known
-    return np.insert(first, places[new], second[new]), np.insert(counts, places[new], second_counts[new])
+    if known.any():
+        first_counts = first_counts.copy()
+        first_counts[places[known]] += second_counts[known]
+        places, second, second_counts = places[~known], second[~known], second_counts[~known]
+    places += np.arange(places.size)
+    rest = np.ones(first.size + second.size, np.bool_)
+    rest[places] = False
+    keys, counts = np.empty(rest.size, first.dtype), np.empty(rest.size, np.int64)
+    keys[places], counts[places] = second, second_counts
+    keys[rest], counts[rest] = first, first_counts
+    return keys, counts
