@@ -13,10 +13,12 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from typing import TYPE_CHECKING
 
 from mergepipe.errors import CacheError, fail_storage
+
+if TYPE_CHECKING:  # and imported by those that lock: who only looks is sooner done without
+    from filelock import BaseFileLock
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
@@ -76,6 +78,8 @@ def has_locks(directory: Path) -> bool:
 
 
 def _lock_at(path: Path, warn: Callable[[str], None]) -> BaseFileLock:
+    from filelock import FileLock, SoftFileLock
+
     if has_locks(path.parent):
         return FileLock(path)
     marker = path.with_name(f"{path.name}.held")
@@ -87,6 +91,8 @@ def _lock_at(path: Path, warn: Callable[[str], None]) -> BaseFileLock:
 
 
 def _acquire(lock: BaseFileLock, path: Path, on_wait: Callable[[], None], timeout: float) -> None:
+    from filelock import Timeout
+
     try:
         lock.acquire(timeout=0)
     except Timeout:

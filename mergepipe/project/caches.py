@@ -10,18 +10,19 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout
-from mergepipe.cache.maintenance import PruneLimits, cache_info, plan_prune, prune
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
 from mergepipe.errors import CacheError, StorageError
 from mergepipe.fsio.locks import exclusive
-from mergepipe.project.caches_report import CacheCheck, prune_report
 from mergepipe.project.caches_used import references
-from mergepipe.project.publication import links_changing
 from mergepipe.project.reports import CacheInfo, PruneReport
 from mergepipe.reporting import Reporter, SilentReporter
+
+if TYPE_CHECKING:
+    from mergepipe.project.caches_report import CacheCheck
 
 
 class ProjectCache:
@@ -44,6 +45,8 @@ class ProjectCache:
         CacheError
             If the directory is something else, or a newer mergepipe wrote it.
         """
+        from mergepipe.cache.maintenance import cache_info
+
         self._is_there()
         with opened(self._layout, self._geometry, self._reporter, create=False) as catalog:
             return CacheInfo(path=str(self._layout.root), **cache_info(catalog))
@@ -80,6 +83,10 @@ class ProjectCache:
         MergepipeError
             If a lock that may name packs cannot be read: nothing is removed then.
         """
+        from mergepipe.cache.maintenance import PruneLimits, plan_prune, prune
+        from mergepipe.project.caches_report import prune_report
+        from mergepipe.project.publication import links_changing
+
         if not self._is_there():
             return prune_report(None, self._layout, None, dry_run=dry_run)
         with self._held(read_only=dry_run), self._opened_to_change(dry_run=dry_run) as catalog:

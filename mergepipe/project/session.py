@@ -23,35 +23,28 @@ from mergepipe.mergefile.schema import Budget, CustomOperator, Output
 from mergepipe.operators.registry import operators, signatures
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
-from mergepipe.project import locking, publication
+from mergepipe.project import locking
 from mergepipe.project.caches import ProjectCache, holding, opened
 from mergepipe.project.caches_used import remember_project
 from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs, with_stages
 from mergepipe.project.levels import LevelBuilder, introduce
-from mergepipe.project.plan_report import PlanReport
-from mergepipe.project.planning import plan_report, prepare_all
-from mergepipe.project.reports import (
-    BuildReport,
-    CacheInfo,
-    PruneReport,
-    StatusReport,
-)
-from mergepipe.project.room import room_for_build
-from mergepipe.project.signing import Signatures, Signer
+from mergepipe.project.reports import BuildReport, CacheInfo, PruneReport, StatusReport
 from mergepipe.project.stages import Plans
-from mergepipe.project.timing import BuildClock
 from mergepipe.reporting import Reporter, SilentReporter
 from mergepipe.signatures import OperatorSignature
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what only some commands need is imported by these: `status` is sooner done without
     from mergepipe.engine.run import Engine
     from mergepipe.engine.survey import SurveyedOutput
     from mergepipe.project.caches_report import CacheCheck
     from mergepipe.project.diff import DiffReport
     from mergepipe.project.evaluate import Command
     from mergepipe.project.explain import OutputExplanation, TensorExplanation
+    from mergepipe.project.plan_report import PlanReport
     from mergepipe.project.report_page import OutputReports
+    from mergepipe.project.signing import Signer
     from mergepipe.project.sweep_report import SweepReport
+    from mergepipe.project.timing import BuildClock
     from mergepipe.project.verify import VerifyOptions
     from mergepipe.project.verify_report import VerifyReport
 
@@ -160,6 +153,8 @@ class Project:
         MergepipeError
             If anything stops the build: previous outputs and the lock are then what they were.
         """
+        from mergepipe.project import publication, room, signing, timing
+
         started = time.monotonic()
         selected = select_outputs(self.mergefile, outputs)
         if locked and not self.lock_path.exists():
@@ -170,12 +165,11 @@ class Project:
         with self._writing() as (catalog, waited):
             if waited:  # another build may have written what was looked at before
                 plans = self._plans(selected)
-            old = read_lock(self.lock_path)
-            signing = Signatures(self.mergefile, signer)
+            old, signatures = read_lock(self.lock_path), signing.Signatures(self.mergefile, signer)
             publication.take_over(plans, catalog, force=force)
             index = plans.index(catalog, self._geometry)
             packs = PackStore(catalog, self._geometry)
-            clock = BuildClock(catalog, index, plans.stages, self._reporter, self._memory)
+            clock = timing.BuildClock(catalog, index, plans.stages, self._reporter, self._memory)
             builder = self._builder(plans, catalog, packs, index, clock)
 
             def lock_with(entries: Sequence[LockedOutput]) -> Lockfile:
@@ -185,7 +179,7 @@ class Project:
             if locked:
                 new = lock_with([p.declared for p in prepared.values()])
                 locking.refuse_declared_changes(old, new, self.lock_path, self.mergefile.root)
-            clock.expect(prepared, room_for_build(plans, prepared, index, catalog, self._memory))
+            clock.expect(prepared, room.room_for_build(plans, prepared, index, catalog, self._memory))
             ready = self._bring_about(prepared, builder, index)
             new = lock_with([r.locked for r in ready])
             if locked:
@@ -194,7 +188,7 @@ class Project:
             for one in ready:
                 publication.publish(one, plans, index, catalog, packs, self._reporter, made=made, force=force)
             changed = locking.write_lock(self.lock_path, old, new)
-            signed = signing.renew(made, catalog, self._reporter)
+            signed = signatures.renew(made, catalog, self._reporter)
             clock.finish()
         return BuildReport(
             lock_path=self.lock_path.name, lock_changed=changed, signed=signed,
@@ -212,6 +206,8 @@ class Project:
         MergepipeError
             For everything that a build would refuse before it reads weights.
         """
+        from mergepipe.project.planning import plan_report, prepare_all
+
         plans = self._plans(select_outputs(self.mergefile, outputs))
         with self._reading() as catalog:
             index = plans.index(catalog, self._geometry)
