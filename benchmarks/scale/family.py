@@ -1,4 +1,4 @@
-"""Sparse checkpoint families: the files of real shapes with holes for weights, so that they take no room on the disk."""
+"""Sparse checkpoint families: files of real shapes with holes for weights, so that they take no room on the disk."""
 
 from __future__ import annotations
 
