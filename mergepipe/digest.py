@@ -87,79 +87,61 @@ def parse_digest(text: str) -> bytes:
     raise LockError(f"`{text}` is not a digest (expected `b3:` and {2 * DIGEST_SIZE} hexadecimal digits)")
 
 
-class RecordHasher:
-    """Hashes one record field by field; fields cannot run into each other."""
+def _field(kind: bytes, payload: bytes) -> bytes:
+    return kind + len(payload).to_bytes(8, "little") + payload
 
-    __slots__ = ("_hasher",)
 
-    def __init__(self, tag: str) -> None:
-        self._hasher = blake3()
-        self.text("mergepipe." + tag)
+def _encoded(value: Any) -> bytes:
+    """Return the fields of plain data: None, bool, int, float, str, bytes, sequences and mappings of them.
 
-    def _field(self, kind: bytes, payload: bytes) -> RecordHasher:
-        self._hasher.update(kind + struct.pack("<Q", len(payload)) + payload)
-        return self
+    Strings are UTF-8, unchanged; integers decimal digits; floats their 64 IEEE bits.
 
-    def text(self, value: str) -> RecordHasher:
-        """Add a string (UTF-8, unchanged)."""
-        return self._field(b"s", value.encode("utf-8", "surrogateescape"))
+    Raises
+    ------
+    InternalError
+        For any other type: a digest must never depend on a representation.
+    """
+    kind = type(value)  # tried first, for there are millions of them
+    if kind is bytes:
+        return _field(b"b", value)
+    if kind is str:
+        return _field(b"s", value.encode("utf-8", "surrogateescape"))
+    if kind is tuple or kind is list:
+        return _sequence(value)
+    match value:
+        case None:
+            return _field(b"n", b"")
+        case bool():
+            return _field(b"t", b"1" if value else b"0")
+        case int():
+            return _field(b"i", b"%d" % value)
+        case float():
+            return _field(b"f", struct.pack("<d", value))
+        case str():
+            return _encoded(str(value))
+        case bytes():
+            return _encoded(bytes(value))
+        case Mapping():
+            items = [_encoded(key) + _encoded(value[key]) for key in sorted(value)]
+            return b"".join((_field(b"m", b"%d" % len(value)), *items))
+        case Sequence():
+            return _sequence(value)
+    raise InternalError(f"a {type(value).__name__} cannot be part of a digest")
 
-    def raw(self, value: bytes) -> RecordHasher:
-        """Add bytes, such as another digest."""
-        return self._field(b"b", value)
 
-    def integer(self, value: int) -> RecordHasher:
-        """Add an integer of any size (decimal digits)."""
-        return self._field(b"i", str(int(value)).encode())
-
-    def real(self, value: float) -> RecordHasher:
-        """Add a float by its 64 IEEE bits."""
-        return self._field(b"f", struct.pack("<d", value))
-
-    def value(self, value: Any) -> RecordHasher:
-        """Add plain data: None, bool, int, float, str, bytes, sequences and mappings of them.
-
-        Raises
-        ------
-        InternalError
-            For any other type: a digest must never depend on a representation.
-        """
-        match value:
-            case None:
-                return self._field(b"n", b"")
-            case bool():
-                return self._field(b"t", b"1" if value else b"0")
-            case int():
-                return self.integer(value)
-            case float():
-                return self.real(value)
-            case str():
-                return self.text(value)
-            case bytes():
-                return self.raw(value)
-            case Mapping():
-                self._field(b"m", str(len(value)).encode())
-                for key in sorted(value):
-                    self.text(key).value(value[key])
-                return self
-            case Sequence():
-                self._field(b"l", str(len(value)).encode())
-                for item in value:
-                    self.value(item)
-                return self
-        raise InternalError(f"a {type(value).__name__} cannot be part of a digest")
-
-    def digest(self) -> bytes:
-        """Return the digest (32 bytes) of everything added so far."""
-        return self._hasher.digest()
+def _sequence(values: Sequence[Any]) -> bytes:
+    return b"".join((_field(b"l", b"%d" % len(values)), *map(_encoded, values)))
 
 
 def record_digest(tag: str, *fields: Any) -> bytes:
-    """Return the digest of a record: its tag and its fields in order."""
-    hasher = RecordHasher(tag)
-    for field in fields:
-        hasher.value(field)
-    return hasher.digest()
+    """Return the digest of a record: its tag and its fields in order, which cannot run into each other.
+
+    Raises
+    ------
+    InternalError
+        For a field that is no plain data (None, bool, int, float, str, bytes, sequences and mappings of them).
+    """
+    return blake3(b"".join((_encoded("mergepipe." + tag), *map(_encoded, fields)))).digest()
 
 
 def tensor_digest(dtype: str, shape: Sequence[int], block_digests: bytes) -> bytes:
@@ -195,7 +177,4 @@ def source_digest(tensors: Iterable[tuple[str, bytes]]) -> bytes:
 
     It does not depend on sharding, file names or header metadata.
     """
-    hasher = RecordHasher("source")
-    for name, digest in sorted(tensors):
-        hasher.text(name).raw(digest)
-    return hasher.digest()
+    return record_digest("source", *(part for pair in sorted(tensors) for part in pair))
