@@ -206,18 +206,24 @@ def plan_statistic(
         Per slot of the tensor the block's digest; only those of the statistic's slots matter.
     """
     wanted = [digest if slot in statistic.slots else None for slot, digest in enumerate(digests)]
-    merged = recipe.merged_elements(block)
-    key = statistic_key(
-        key_recipe,
-        [wanted[slot] or ABSENT for slot in statistic.slots],
-        merged,
-        recipe.start(block) if statistic.positional else None,
-        statistic.block_settings(block),
-    )
+    key = key_of_statistic(recipe, statistic, key_recipe, block, digests)
     sources, _, _ = _assign(recipe, wanted, zeros=True)
     if statistic.deltas_only and not any(source is not None for source in sources[1:]):
         sources = (None,) * len(sources)
     return StatisticPlan(block=block, key=key, sources=sources)
+
+
+def key_of_statistic(
+    recipe: TensorRecipe, statistic: Statistic, key_recipe: bytes, block: int, digests: Sequence[bytes | None]
+) -> bytes:
+    """Return the key of a statistic of a block, which is all that those need who look for its numbers."""
+    return statistic_key(
+        key_recipe,
+        [digests[slot] or ABSENT for slot in statistic.slots],
+        recipe.merged_elements(block),
+        recipe.start(block) if statistic.positional else None,
+        statistic.block_settings(block),
+    )
 
 
 def _assign(

@@ -14,7 +14,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
 from mergepipe.digest import digest_at
 from mergepipe.errors import OperatorError
-from mergepipe.graph.blocks import TensorRecipe, plan_statistic
+from mergepipe.graph.blocks import TensorRecipe, key_of_statistic
 from mergepipe.graph.inputs import slot_blocks
 from mergepipe.graph.prices import (
     UnknownCodeError,
@@ -148,10 +148,10 @@ def _known_tensor(recipe: TensorRecipe, known: Sequence[bytes | None], store: St
             tables[statistic] = open_table(store, recipe, statistic)
             key = key_recipe(recipe, statistic)
             for block in range(recipe.facts.blocks):
-                planned = plan_statistic(recipe, statistic, key, block, _digests(known, block))
-                if not tables[statistic].holds(planned.key):
+                found = key_of_statistic(recipe, statistic, key, block, _digests(known, block))
+                if not tables[statistic].holds(found):
                     return None
-                tables[statistic].enter(block, planned.key, None)
+                tables[statistic].enter(block, found, None)
         try:
             wanted = tuple(steps.send(tables))
         except StopIteration as stop:
