@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.records import SourceFile, TensorDigests, TensorSamples
 from mergepipe.checkpoints.checkpoint import Checkpoint, CheckpointFile
 from mergepipe.checkpoints.geometry import Geometry
@@ -75,6 +76,8 @@ class SourceIndex:
         self._files: dict[Path, _FileState] = {}
         self._digests: dict[str, bytes | None] = {}  # emptied whenever more becomes known
         self._fingerprints: dict[str, bytes | None] = {}
+        self.codes = CodeStore(catalog)
+        """The progressive codes in the same cache."""
         for source, checkpoint in checkpoints.items():
             for file in checkpoint.files:
                 if file.path not in self._files:

@@ -225,6 +225,7 @@ class _Reads:
         self._reader = reader
         self.claimed: set[tuple[InputKey, int]] = set()
         self._stages: set[tuple[CodeKey, int, int]] = set()
+        self._approximated: set[tuple[InputKey, int]] = set()
         self.adapters: dict[InputKey, tuple[int, bool]] = {}
 
     def count(self, number: int, plans: Iterable[BlockPlan], meter: Meter) -> None:
@@ -259,7 +260,11 @@ class _Reads:
                 self._stages.add((code, plan.block, stage))
                 meter.expert_bytes += count if first else 0
                 meter.borrowed_bytes += 0 if first else count
-            self._pair((code[1], plan.block), meter)
+            pair = (code[1], plan.block)  # the block itself is not read: it is not claimed
+            first = pair not in self._approximated
+            self._approximated.add(pair)
+            meter.expert_blocks += first
+            meter.borrowed += not first
 
     def _kind(self, number: int, slot: int) -> tuple[InputKey, AdapterInput | None, bool, bool] | None:
         """Return a slot's key, its adapter, and whether it is the base, or an expert; None if it has no input."""

@@ -1,7 +1,7 @@
 """Blocks of a tensor that come about alike: planned once for all of them, so that a plan costs no step for each.
 
-How a block comes about (`mergepipe.graph.blocks.plan_block`) follows from which of its inputs are equal, which are left
-out, and how many of its elements are merged; only its key takes the digests themselves.
+How a block comes about (`mergepipe.graph.blocks.plan_block`) follows from which of its inputs are equal, at which level
+each is read, and how many of its elements are merged; only its key takes the digests themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from mergepipe.checkpoints.geometry import BlockGrid
 from mergepipe.digest import DIGEST_SIZE, digest_at
 from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
-from mergepipe.plan.access import OMITTED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,8 +82,8 @@ def _forms(recipe: TensorRecipe, known: Sequence[bytes | None]) -> Array:
     common = layout.rows if tensor.common_rows is None else tensor.common_rows
     columns = [*_equal_inputs(recipe, known), rows, np.clip(common - first_rows, 0, rows)]
     if tensor.access is not None:
-        left_out = [np.frombuffer(levels, np.uint8) == OMITTED for levels in tensor.access.levels if levels is not None]
-        columns += [_padded(column, layout.count) for column in left_out]
+        access = [np.frombuffer(levels, np.uint8) for levels in tensor.access.levels if levels is not None]
+        columns += [_padded(levels, layout.count) for levels in access]
     return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
 
 

@@ -23,6 +23,7 @@ from mergepipe.plan.values import OutputPlan, TensorPlan
 from mergepipe.project.build import Prepared
 from mergepipe.project.levels import recorded_content
 from mergepipe.project.reads import GroupReads, Moves, count_clean
+from mergepipe.project.reads_codes import PackRoom
 from mergepipe.project.stages import Plans
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Forecast:
     moves
         What is read, made and written.
     cache_bytes, certain_bytes
-        Room that its new shards take in the cache, at most; and of those that cannot but be made.
+        Room that its new shards and progressive packs take in the cache, at most; and the shards that cannot but be
+        made.
     """
 
     unchanged: bool
@@ -188,6 +190,7 @@ class _RunForecast:
         self._stages = stages
         self._hold_limit = hold_limit
         self._packs = _Packs(catalog.layout)
+        self._room = PackRoom(index)
         self._moves = {plan.output.name: Moves() for plan in plans}
         self._works: dict[Named, TensorWork] = {}
         self._shards: dict[Named, StagedShard] = {}
@@ -267,7 +270,11 @@ class _RunForecast:
             moved = self._moved(plan, shard)
             moves.moved_bytes += moved
             moves.written += moved
+        needed += sum(self._room.of(plan, tensor) for tensor in plan.tensors if self._is_pending(plan, tensor))
         return Forecast(unchanged=False, moves=moves, cache_bytes=needed, certain_bytes=certain)
+
+    def _is_pending(self, plan: OutputPlan, tensor: TensorPlan) -> bool:
+        return (plan.output.name, tensor.name) in self._works
 
     def _is_there(self, plan: OutputPlan, shard: Shard) -> bool:
         """Return whether a pack with the shard's content is there: all of its blocks are known to be held."""

@@ -21,6 +21,7 @@ from mergepipe.graph.inputs import slot_blocks
 from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.operators.contract import Reduction
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.project.reads_codes import CodeSizes, coded_ref, recoded_blocks
 
 _NONE: frozenset[int] = frozenset()
 _WHOLE = frozenset((0,))
@@ -121,6 +122,7 @@ class GroupReads:
         self._own: dict[object, set[int]] = {}
         self._measured: dict[InputKey, set[int]] = {}
         self._measures = False
+        self._codes = CodeSizes(index)
 
     def count(self) -> None:
         """Go through the group: its tensors in order, then what is read for nothing but digests and statistics."""
@@ -160,15 +162,15 @@ class GroupReads:
         self, work: TensorWork, known: Sequence[bytes | None], reduction: Reduction | None, moves: Moves
     ) -> None:
         """Count the blocks of a tensor whose keys are known, and of which earlier builds may hold some."""
-        alike: dict[tuple[bool, tuple[int, ...], int | None], list[BlockPlan]] = {}
+        alike: dict[tuple[object, ...], list[BlockPlan]] = {}
         for block in range(work.recipe.grid.count):
             plan = plan_block(work.recipe, block, block_digests(work.recipe, known, block), reduction)
-            alike.setdefault((self._is_held(work, plan), plan.reads, plan.copied), []).append(plan)
-        for (held, _, _), plans in alike.items():
+            alike.setdefault((self._is_held(work, plan), plan.reads, plan.decodes, plan.copied), []).append(plan)
+        for (held, *_), plans in alike.items():
             blocks = [plan.block for plan in plans]
             if held:
                 moves.reused += len(blocks)
-                count_cached(work.plan, work.recipe, plans[0], blocks, moves)
+                count_cached(work.plan, work.recipe, plans[0], blocks, moves, self._codes)
             else:
                 self._make(work, plans[0], blocks, moves)
 
@@ -205,6 +207,24 @@ class GroupReads:
             if plan.copied is None and grid is not None:
                 moves.merged_bytes += blocks_bytes(grid, wanted)
             self._read_slot(work, slot, key, ref, wanted, moves)
+        for slot, level in plan.decodes:
+            grid = work.recipe.input_grids[slot]
+            moves.merged_bytes += 0 if grid is None else blocks_bytes(grid, wanted)
+            self._read_code(work, slot, level, wanted, moves)
+
+    def _read_code(self, work: TensorWork, slot: int, level: int, blocks: frozenset[int], moves: Moves) -> None:
+        """Count the stages of a code; each stage of a block is read once, whoever needs it."""
+        plan, tensor = work.plan, work.recipe.tensor
+        expert = expert_name(plan, tensor, slot, coded_ref(tensor, slot))
+        if len(self._group.works) == 1:
+            count = self._codes.bytes_of(plan, tensor, slot, range(level), blocks)
+            _read_bytes(self._total, expert, count)
+            _read_bytes(moves, expert, count)
+            return
+        for stage in range(level):
+            fresh, own = self._claim((work.code(slot), stage), blocks)
+            _read_bytes(self._total, expert, self._codes.bytes_of(plan, tensor, slot, (stage,), fresh))
+            _read_bytes(moves, expert, self._codes.bytes_of(plan, tensor, slot, (stage,), own))
 
     def _read_slot(
         self, work: TensorWork, slot: int, key: InputKey, ref: InputRef, blocks: frozenset[int], moves: Moves
@@ -282,6 +302,9 @@ class GroupReads:
             read = self._measured.get(key, _NONE) | (missing_blocks(source) if cold else _NONE)
             unclaimed = read - self._read.get(key, _NONE) if once else read
             self._add_index(key, source.ref.source, blocks_bytes(source.grid, unclaimed))
+        for key, blocks in recoded_blocks(self._group, self._index).items():
+            source = self._group.inputs[key]
+            self._add_index(key, source.ref.source, blocks_bytes(source.grid, blocks))
         for key, adapter in self._group.adapters.items():
             factors = adapter.factors
             if id(factors) not in self._read and (factors.a.known is None or factors.b.known is None):
@@ -303,7 +326,14 @@ def missing_blocks(source: Input) -> frozenset[int]:
     return frozenset(block for block in blocks if source.is_missing(block))
 
 
-def count_cached(plan: OutputPlan, recipe: TensorRecipe, block: BlockPlan, blocks: Sequence[int], moves: Moves) -> None:
+def count_cached(
+    plan: OutputPlan,
+    recipe: TensorRecipe,
+    block: BlockPlan,
+    blocks: Sequence[int],
+    moves: Moves,
+    codes: CodeSizes,
+) -> None:
     """Count the planned expert bytes of blocks whose results are there, but for the factors of adapters.
 
     Parameters
@@ -314,6 +344,8 @@ def count_cached(plan: OutputPlan, recipe: TensorRecipe, block: BlockPlan, block
     tensor = recipe.tensor
     if tensor.decision is not Decision.MERGE:
         return
+    for slot, count in codes.read(plan, tensor, block, blocks):
+        _add(moves.cached, expert_name(plan, tensor, slot, coded_ref(tensor, slot)), count)
     merged = tensor.merged_blocks(plan.geometry)
     for slot, ref in enumerate(tensor.slots):
         if not slot or ref is None or ref is tensor.base or (plan.outcome is not None and slot not in block.reads):
@@ -342,8 +374,9 @@ def count_clean(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex, moves:
             _add(moves.cached, expert, count)
         return
     known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
+    codes = CodeSizes(index)
     for alike in alike_blocks(recipe, known):
-        count_cached(plan, recipe, alike.plan, alike.blocks, moves)
+        count_cached(plan, recipe, alike.plan, alike.blocks, moves, codes)
     count_cached_factors(plan, tensor, moves)
 
 

@@ -1,0 +1,121 @@
+"""What a run reads of progressive codes, and for packs that are gone: counted as the engine counts it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.digest import DIGEST_SIZE
+from mergepipe.engine.coding import CodeInput
+from mergepipe.engine.work import Group, Input, InputKey
+from mergepipe.graph.blocks import BlockPlan
+from mergepipe.graph.histogram import coded_prices
+from mergepipe.plan.codes import Coded, coded_slots, read_codes
+from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_MOST_OF_BF16 = 0.55
+"""A pack is at most this share of a tensor in bf16 (docs/formats/progressive.md)."""
+
+
+class CodeSizes:
+    """The bytes of the stages of the codes that one group, or one tensor, reads."""
+
+    def __init__(self, index: SourceIndex) -> None:
+        self._index = index
+        self._found: dict[tuple[str, str, str, str], Array] = {}
+
+    def bytes_of(
+        self, plan: OutputPlan, tensor: TensorPlan, slot: int, stages: Sequence[int], blocks: Collection[int]
+    ) -> int:
+        """Return the bytes of adjacent stages (from 0) of some blocks of a slot's code.
+
+        Raises
+        ------
+        CacheError
+            If the catalog has lost them.
+        """
+        if not blocks:
+            return 0
+        ref, base = coded_ref(tensor, slot), tensor.base
+        assert base is not None, "a code is that of a delta against a base"
+        name = (base.source, base.info.name, ref.source, ref.info.name)
+        if name not in self._found:
+            self._found[name] = coded_prices(read_codes(plan, tensor)[slot], self._index).sizes
+        return int(self._found[name][stages[0] : stages[-1] + 1, list(blocks)].sum())
+
+    def read(
+        self, plan: OutputPlan, tensor: TensorPlan, block: BlockPlan, blocks: Collection[int]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the slots of which codes are read, and the bytes that this takes for blocks that come about alike."""
+        for slot, level in block.decodes:
+            yield slot, self.bytes_of(plan, tensor, slot, range(level), blocks)
+
+
+def coded_ref(tensor: TensorPlan, slot: int) -> InputRef:
+    """Return the expert's tensor that a slot of a code stands for."""
+    ref = tensor.slots[slot]
+    assert ref is not None, "a code is that of an expert's delta"
+    return ref
+
+
+def recoded_blocks(group: Group, index: SourceIndex) -> dict[InputKey, set[int]]:
+    """Return by input the blocks that are read to make the packs of a group again that are gone."""
+    found: dict[InputKey, set[int]] = {}
+    for code in group.codes.values():
+        if not index.codes.has_pack(code.stored):
+            blocks = set(_differing(code))
+            found.setdefault(code.base.key, set()).update(blocks)
+            found.setdefault(code.expert.key, set()).update(blocks)
+    return found
+
+
+class PackRoom:
+    """Counts the room that the packs take which a run makes, each once."""
+
+    def __init__(self, index: SourceIndex) -> None:
+        self._index = index
+        self._counted: set[tuple[Path, str, Path, str]] = set()
+
+    def of(self, plan: OutputPlan, tensor: TensorPlan) -> int:
+        """Return the bytes of a tensor's packs that are not there and were not counted yet: an upper limit.
+
+        While a budget is not resolved, of all deltas that are not coded yet.
+        """
+        wanted = coded_slots(plan, tensor) if plan.is_pending else read_codes(plan, tensor).values()
+        return sum(self._bytes(coded) for coded in wanted)
+
+    def _bytes(self, coded: Coded) -> int:
+        index, base, expert = self._index, coded.base, coded.expert
+        name = (index.file(base.source, base.info).path, base.info.name)
+        pair = (*name, index.file(expert.source, expert.info).path, expert.info.name)
+        if pair in self._counted:
+            return 0
+        self._counted.add(pair)
+        digests = [index.tensor(ref.source, ref.info) for ref in (base, expert)]
+        if digests[0] is not None and digests[1] is not None and index.codes.has_pack(index.codes.key(*digests)):
+            return 0
+        # A pack of numbers of 32 or 64 bits takes no more than one of 16 bits for each element.
+        return math.ceil(_MOST_OF_BF16 * 2 * math.prod(expert.info.shape))
+
+
+def _differing(code: CodeInput) -> Iterator[int]:
+    """Yield the blocks in which a delta is not known to be zero."""
+    same = code.base.ref.info.dtype == code.expert.ref.info.dtype
+    for block in range(code.expert.grid.count):
+        if not same or _digest(code.base, block) != _digest(code.expert, block):
+            yield block
+
+
+def _digest(source: Input, block: int) -> bytes:
+    known = source.known or b""
+    return known[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE]
+
+

@@ -1,0 +1,76 @@
+"""Budgets that buy levels: what `plan` says of the next build is what it reports, packs or no packs."""
+
+import shutil
+
+import pytest
+from laws.test_plan_tells import step, told
+from support.levels import EXPERTS, SHAPES, levels_project, near
+
+
+BYTES = 4 * sum(rows * (columns[0] if columns else 1) for rows, *columns in SHAPES.values())
+CODED = 4 * 2 * 96 * 64
+
+
+@pytest.fixture
+def project(tmp_path):
+    return levels_project(tmp_path)
+
+
+def weighed(project, weight, name="m"):
+    project.set_output(name, project.outputs["m"] | {"params": {"weight": weight}})
+
+
+@pytest.mark.parametrize("operator", ["task_arithmetic", "ties", "linear"])
+def test_codes_cost_their_chunks(tmp_path, operator):
+    project = levels_project(tmp_path, operator=operator)
+    planned = step(project)["m"]
+    assert planned.next_build.exact
+    assert 0 < planned.expert_bytes["to_read"] == planned.expert_bytes["planned"] <= 0.25 * 3 * BYTES
+    planned = step(project)["m"]
+    assert planned.next_build.unchanged
+    assert planned.expert_bytes["cached"] == planned.expert_bytes["planned"]
+
+
+def test_packs_that_are_gone_are_made_again_from_the_sources_and_that_is_said(project):
+    project.build()
+    shutil.rmtree(project.cache / "progressive")
+    assert step(project)["m"].next_build.unchanged, "an output that is up to date needs no pack"
+    weighed(project, 0.4)
+    planned = step(project)["m"]
+    assert planned.next_build.index_bytes == (1 + len(EXPERTS)) * CODED
+    weighed(project, 0.5)
+    assert step(project)["m"].next_build.index_bytes == 0
+
+
+def test_outputs_of_one_build_read_each_stage_once(project):
+    weighed(project, 0.4, "n")
+    project.set_output("n", project.outputs["n"] | {"budget": {"expert_reads": "40%", "precision": "levels"}})
+    plans = step(project)
+    assert told(plans["n"])[0] < plans["n"].expert_bytes["planned"]
+
+
+def test_blocks_that_are_cached_count_as_such_at_their_levels(project):
+    project.build()
+    project.add_source("e3", near(9, project.tensors("m")))
+    step(project)
+    step(project)
+
+
+def test_blocks_that_come_about_alike_but_for_their_levels_are_told_apart(project):
+    project.build()
+    levels = {tensor.levels for tensor in project.manifest("m").tensors if tensor.levels is not None}
+    assert any(len(set(matrix)) > 1 for matrix in levels), "levels that are all the same show nothing"
+
+
+def test_room_for_packs_is_counted_until_they_are_there(project):
+    def cache_bytes():
+        opened = project.open()
+        report = opened.plan()
+        return next(disk.needed for disk in report.disks if disk.cache)
+
+    project.build()
+    weighed(project, 0.4)
+    before = cache_bytes()
+    shutil.rmtree(project.cache / "progressive")
+    packs = cache_bytes() - before
+    assert packs == pytest.approx(0.55 * 3 * CODED / 2, rel=0.001)
