@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.engine.coding import CodeKey, Coding
 from mergepipe.engine.work import Group, Input
-from mergepipe.plan.codes import coded_slots
+from mergepipe.graph.prices import is_coded
+from mergepipe.plan.codes import coded_slots, read_codes
+from mergepipe.plan.values import OutputPlan, TensorPlan
+
+BeginCodings = Callable[[Group, CodeStore, SourceIndex], Iterable[Coding]]
+"""Begins codes that a group makes."""
 
 
 def begin_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterator[Coding]:
@@ -21,6 +27,34 @@ def begin_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterato
             if pair not in begun and not _is_known(base, expert, codes, index):
                 begun.add(pair)
                 yield Coding.begin(codes, base, expert, index.geometry.block_elements)
+
+
+def first_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterator[Coding]:
+    """Begin the codes that resolved plans of the group's outputs read, and that are not known from earlier."""
+    begun: set[CodeKey] = set()
+    for work in group.works:
+        (tensor,) = (tensor for tensor in work.plan.tensors if tensor.name == work.name)
+        for slot in read_codes(work.plan, tensor):
+            base, expert = (group.inputs[key] for key in (work.inputs[0], work.inputs[slot]) if key is not None)
+            pair = (base.key, expert.key)
+            if pair not in begun and not _is_known(base, expert, codes, index):
+                begun.add(pair)
+                yield Coding.begin(codes, base, expert, index.geometry.block_elements)
+
+
+def uncoded_tensors(
+    plans: Iterable[OutputPlan], codes: CodeStore, index: SourceIndex
+) -> Iterator[tuple[OutputPlan, TensorPlan]]:
+    """Yield the tensors of resolved plans that read codes of which nothing is known, as if they were read whole."""
+    for plan in plans:
+        for tensor in plan.tensors:
+            if any(not is_coded(coded, codes, index) for coded in read_codes(plan, tensor).values()):
+                yield plan, replace(tensor, access=None)
+
+
+def lacking_packs(groups: Iterable[Group], codes: CodeStore) -> list[Group]:
+    """Return the groups that read packs which are not there."""
+    return [group for group in groups if not all(codes.has_pack(code.stored) for code in group.codes.values())]
 
 
 def remade_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterator[Coding]:

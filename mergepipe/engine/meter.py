@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mergepipe.engine.work import Group, InputKey
 
 
 @dataclass(slots=True)
@@ -47,3 +52,20 @@ class Meter:
         """Add another meter's counts to this one."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(frozen=True, slots=True)
+class RunMeters:
+    """What a run counts: by output its meter, and by source the output that it is hashed for."""
+
+    meters: Mapping[str, Meter]
+    users: Mapping[str, str]
+
+    def owner(self, group: Group, key: InputKey) -> Meter:
+        """Return the meter of the first output that an input was read for."""
+        for work in group.works:
+            if key in work.inputs:
+                return self.meters[work.plan.output.name]
+        if group.works:  # what an adapter is added to
+            return self.meters[group.works[0].plan.output.name]
+        return self.meters[self.users[group.inputs[key].ref.source]]

@@ -26,13 +26,14 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.coding import let_go
+from mergepipe.engine.codings import BeginCodings, first_codings, lacking_packs, remade_codings, uncoded_tensors
 from mergepipe.engine.deviation import Comparer, Comparison
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.heap import keep_freed_memory
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.limits import block_bytes, check_memory, fitting_workers, hold_bytes, job_blocks, pending_bytes
-from mergepipe.engine.meter import Meter
+from mergepipe.engine.meter import Meter, RunMeters
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.problems import check_reads
@@ -41,7 +42,7 @@ from mergepipe.engine.sampling import Sampler
 from mergepipe.engine.schedule import Scheduler
 from mergepipe.engine.staging import StagedShard, abandoned, staged_name
 from mergepipe.engine.survey import CodePasses, SurveyedOutput, SurveyPasses, surveyed_outputs, surveyed_tensors
-from mergepipe.engine.work import Group, InputKey, JobDone, TensorWork
+from mergepipe.engine.work import Group, JobDone, TensorWork
 from mergepipe.errors import InternalError, MergepipeError, SourceChangedError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
@@ -187,21 +188,30 @@ class Engine:
         self, graph: MergeGraph, maker: GroupMaker, meters: Mapping[str, Meter], pool: WorkerPool
     ) -> dict[tuple[str, str], TensorWork]:
         self._load_blocks(graph.plans.values())
-        groups = maker.groups(graph.pending())
         plans = list(graph.plans.values())
+        uncoded = maker.groups(uncoded_tensors(plans, self._codes, self._index))
+        self._code(uncoded, first_codings, plans, meters, pool)
+        groups = maker.groups(graph.pending())
         groups += maker.hashing(dict.fromkeys(name for plan in plans for name in whole_sources(plan)), groups)
-        self._recode(groups, plans, meters, pool)
+        self._code(lacking_packs(groups, self._codes), remade_codings, plans, meters, pool)
         self._run("merging", plans, [self._passes(group) for group in groups], meters, pool)
         return {(work.plan.output.name, work.name): work for group in groups for work in group.works}
 
-    def _recode(
-        self, groups: Sequence[Group], plans: Sequence[OutputPlan], meters: Mapping[str, Meter], pool: WorkerPool
+    def _code(
+        self,
+        groups: Sequence[Group],
+        begin: BeginCodings,
+        plans: Sequence[OutputPlan],
+        meters: Mapping[str, Meter],
+        pool: WorkerPool,
     ) -> None:
-        """Make the progressive packs again that are read and are gone."""
-        has = self._codes.has_pack
-        gone = [group for group in groups if not all(has(code.stored) for code in group.codes.values())]
-        if gone:
-            self._run("coding", plans, [self._code_passes(group) for group in gone], meters, pool)
+        """Make the progressive packs that groups read."""
+        if groups:
+            passes = [
+                CodePasses(group, self._index, self._store, self._hold, self._job_blocks(group), self._codes, begin)
+                for group in groups
+            ]
+            self._run("coding", plans, passes, meters, pool)
 
     def survey(self, plans: Sequence[OutputPlan]) -> Mapping[str, SurveyedOutput]:
         """Measure what the budgets of these outputs are planned from; nothing is merged.
@@ -280,7 +290,7 @@ class Engine:
         for plan in plans:
             users |= {source: plan.output.name for source in plan.sources if source not in users}
         self._reporter.begin(phase, sum(one.nbytes for one in passes))
-        run = _Run(meters, users)
+        run = RunMeters(meters, users)
         scheduler = Scheduler(pool, self._hold, lambda done: self._take(done, run), lambda p: self._finish(p, run))
         try:
             scheduler.run(passes)
@@ -306,9 +316,6 @@ class Engine:
     def _survey_passes(self, group: Group) -> SurveyPasses:
         return SurveyPasses(group, self._index, self._store, self._hold, self._job_blocks(group), self._codes)
 
-    def _code_passes(self, group: Group) -> CodePasses:
-        return CodePasses(group, self._index, self._store, self._hold, self._job_blocks(group), self._codes)
-
     def _passes(self, group: Group) -> GroupPasses:
         return GroupPasses(group, self._index, self._store, self._hold, self._job_blocks(group))
 
@@ -318,7 +325,7 @@ class Engine:
         elements = max(grid.block_rows * grid.row_elements for grid in grids)
         return job_blocks(elements, sum(map(block_bytes, grids)), self._workers, self._job_memory)
 
-    def _take(self, done: JobDone, run: _Run) -> None:
+    def _take(self, done: JobDone, run: RunMeters) -> None:
         """Enter a job's results."""
         group = done.job.group
         for work, blocks, meter in zip(group.works, done.done, done.meters, strict=True):
@@ -345,7 +352,7 @@ class Engine:
         if time.monotonic() - self._recorded_at >= _RECORD_EVERY:
             self._record()
 
-    def _finish(self, passes: GroupPasses, run: _Run) -> None:
+    def _finish(self, passes: GroupPasses, run: RunMeters) -> None:
         """Complete a group: count what was read and not merged."""
         group = passes.group
         self._reporter.advance(passes.unreported)
@@ -379,20 +386,3 @@ class Engine:
 
 def _sources(plans: Iterable[OutputPlan]) -> list[str]:
     return list(dict.fromkeys(source for plan in plans for source in plan.sources))
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What a run counts: by output its meter, and by source the output that it is hashed for."""
-
-    meters: Mapping[str, Meter]
-    users: Mapping[str, str]
-
-    def owner(self, group: Group, key: InputKey) -> Meter:
-        """Return the meter of the first output that an input was read for."""
-        for work in group.works:
-            if key in work.inputs:
-                return self.meters[work.plan.output.name]
-        if group.works:  # what an adapter is added to
-            return self.meters[group.works[0].plan.output.name]
-        return self.meters[self.users[group.inputs[key].ref.source]]

@@ -9,7 +9,7 @@ from typing import Any
 from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
-from mergepipe.engine.codings import begin_codings, finish_codings, remade_codings
+from mergepipe.engine.codings import BeginCodings, begin_codings, finish_codings
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.passes import GroupPasses, Reducer
@@ -98,7 +98,13 @@ class SurveyPasses(GroupPasses):
 
 
 class CodePasses(GroupPasses):
-    """Makes the packs again that a group's merge reads and that are gone; nothing is merged."""
+    """Makes packs that a group's merge reads; nothing is merged.
+
+    Parameters
+    ----------
+    begin
+        Begins them: those that are gone (`remade_codings`), or those of which nothing is known (`first_codings`).
+    """
 
     def __init__(
         self,
@@ -108,9 +114,11 @@ class CodePasses(GroupPasses):
         pool: HoldPool,
         job_blocks: int,
         codes: CodeStore,
+        begin: BeginCodings,
     ) -> None:
         super().__init__(group, index, store, pool, job_blocks)
         self._codes = codes
+        self._begin = begin
 
     @property
     def hold_bytes(self) -> int:
@@ -124,7 +132,7 @@ class CodePasses(GroupPasses):
 
     def begin(self) -> None:
         """Begin the packs that are not there."""
-        self.codings = tuple(remade_codings(self.group, self._codes, self._index))
+        self.codings = tuple(self._begin(self.group, self._codes, self._index))
 
     def coded(self) -> None:
         """Put the packs into the cache."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.graph.blocks import TensorRecipe
-from mergepipe.plan.codes import coded_slots
+from mergepipe.plan.codes import Coded, coded_slots
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 from mergepipe.progressive.levels import LEVELS
 
@@ -106,6 +106,14 @@ def level_prices(
         np.cumsum(known.sizes, axis=0, out=sizes[:, one.slot - 1])
         residuals[:, one.slot - 1] = known.residuals
     return LevelPrices(sizes=sizes, residuals=residuals)
+
+
+def is_coded(coded: Coded, codes: CodeStore, index: SourceIndex) -> bool:
+    """Return whether it is known what the levels of a delta come to."""
+    digests = [index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert)]
+    if digests[0] is None or digests[1] is None:
+        return False
+    return codes.header(codes.key(digests[0], digests[1])) is not None
 
 
 class UnknownCodeError(Exception):

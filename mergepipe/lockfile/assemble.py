@@ -14,11 +14,13 @@ from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.graph.alike import alike_blocks
 from mergepipe.graph.blocks import TensorRecipe
+from mergepipe.graph.histogram import Histogram, added, level_name, tensor_histograms
 from mergepipe.graph.inputs import slot_blocks, source_pins
 from mergepipe.lockfile.records import (
     UNKNOWN_DIGEST,
     LockedExpert,
     LockedFile,
+    LockedLevels,
     LockedOutput,
     LockedRule,
     LockedShard,
@@ -30,6 +32,7 @@ from mergepipe.lockfile.records import (
 from mergepipe.mergefile.schema import ExpertRef, Rule, Source
 from mergepipe.plan.parts import Part
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
+from mergepipe.progressive.levels import CODE_VERSION
 
 FULL_BUDGET = "full"
 EXACT_BOUND: Mapping[str, str | float] = {"kind": "exact", "absolute": 0.0, "relative_to_update": 0.0}
@@ -75,6 +78,7 @@ def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex 
         slices=tuple(_slice(part) for part in plan.parts if part.slice is not None),
         rules=tuple(_rule(rule) for rule in output.rules),
         budget=FULL_BUDGET if output.budget is None else output.budget.text(),
+        levels_version=CODE_VERSION if plan.buys_levels else None,
         write=_write(plan, tokenizer),
         sources={source: pins.get(source) or UNKNOWN_DIGEST for source in plan.sources},
         expert_bytes_full=plan.expert_bytes,
@@ -152,12 +156,15 @@ class ContentCounts:
         (expert, block) pairs: all of them; those with a zero delta; those equal to an earlier input of the block.
     omitted
         Those that a budget leaves out.
+    levels
+        How precisely those are read that carry content of their own, where a budget buys levels; else None.
     """
 
     total: int
     zero: int
     shared: int
     omitted: int = 0
+    levels: Histogram | None = None
 
     @property
     def read(self) -> int:
@@ -182,7 +189,8 @@ def content_counts(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> 
         zero += count * len(planned.zero)
         shared += count * sum(_is_expert_slot(tensor, slot) for slot in planned.shared)
         omitted += count * len(planned.omitted)
-    return ContentCounts(total=total, zero=zero, shared=shared, omitted=omitted)
+    levels = added(tensor_histograms(plan, tensor, index)) if plan.buys_levels else None
+    return ContentCounts(total=total, zero=zero, shared=shared, omitted=omitted, levels=levels)
 
 
 def _is_expert_slot(tensor: TensorPlan, slot: int) -> bool:
@@ -218,15 +226,37 @@ def locked_output(
                 digest=tensor.digest,
                 read=counts[tensor.name].read,
                 total=counts[tensor.name].total,
+                levels=_locked_levels(counts[tensor.name].levels),
             )
             for tensor in finished.tensors
         ),
     )
 
 
+def _locked_levels(levels: Histogram | None) -> LockedLevels | None:
+    """Return what the lock says of the levels of a tensor; nothing where no block of an expert is its own."""
+    if not levels:
+        return None
+    return LockedLevels(
+        bytes=sum(count.bytes for count in levels.values()),
+        blocks={level: count.blocks for level, count in levels.items()},
+    )
+
+
+def locked_levels(output: LockedOutput) -> dict[str, int] | None:
+    """Return by the name of a level how many expert blocks of an output have it; None where it has no levels."""
+    if output.levels_version is None:
+        return None
+    found: dict[int, int] = {}
+    for tensor in output.tensors:
+        for level, count in tensor.levels.blocks.items() if tensor.levels is not None else ():
+            found[level] = found.get(level, 0) + count
+    return {level_name(level): found[level] for level in sorted(found)}
+
+
 _DECLARED = (
     "name", "path", "operator", "operator_version", "numerics", "base", "experts", "params", "slices", "rules",
-    "budget", "write", "sources", "code", "expert_bytes_full", "expert_bytes_planned", "bound",
+    "budget", "levels_version", "write", "sources", "code", "expert_bytes_full", "expert_bytes_planned", "bound",
 )  # fmt: skip
 
 

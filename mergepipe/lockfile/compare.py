@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from mergepipe.digest import format_digest
@@ -26,14 +23,12 @@ from mergepipe.lockfile.records import (
     LockedSource,
     Lockfile,
 )
-from mergepipe.lockfile.writer import bound_texts, expert_text, key_text, tensor_text, value_text
+from mergepipe.lockfile.writer import bound_texts, expert_text, key_text, levels_text, tensor_text, value_text
 from mergepipe.signatures import ParamValue
 from mergepipe.units import format_count
 
 Facts = dict[str, str]
 T = TypeVar("T")
-_LONG_DIGEST = re.compile(r"(b3:[0-9a-f]{12})[0-9a-f]{52}")
-_SHOWN_TENSORS = 3
 
 
 class DifferenceKind(enum.Enum):
@@ -216,6 +211,8 @@ def _declared_facts(output: LockedOutput) -> Facts:
         facts["base"] = value_text(output.base)
     facts |= _param_facts("params.", output.params)
     facts["budget"] = value_text(output.budget)
+    if output.levels_version is not None:
+        facts["levels_version"] = str(output.levels_version)
     facts |= _param_facts("write.", output.write)
     facts |= {f"sources.{key_text(name)}": _digest_text(output.sources[name]) for name in sorted(output.sources)}
     return facts
@@ -224,6 +221,8 @@ def _declared_facts(output: LockedOutput) -> Facts:
 def _declared_reason(key: str) -> str:
     if key.rpartition(".")[2] == "operator_version":
         return "this mergepipe computes the operator differently"
+    if key == "levels_version":
+        return "this mergepipe codes deltas in another way, or the budget buys whole blocks on one side"
     if key.startswith("code."):
         return "the code of the custom operator changed"
     if key.startswith("sources."):
@@ -312,6 +311,13 @@ def _result_differences(entry: str, old: LockedOutput, new: LockedOutput) -> Ite
         kind=DifferenceKind.TENSOR,
         reason=reason,
     )
+    yield from _list_differences(
+        f"{entry}.levels",
+        *({t.name: levels_text(t.levels) for t in output.tensors if t.levels is not None} for output in (old, new)),
+        same=True,
+        kind=DifferenceKind.TENSOR,
+        reason="its blocks are read at other levels",
+    )
 
 
 def _result_facts(output: LockedOutput) -> Facts:
@@ -361,40 +367,3 @@ def _list_differences(
 def _presence(entry: str, old: str | None, new: str | None, kind: DifferenceKind) -> Difference:
     reason = "is not in the lock" if old is None else "is no longer part of what is built"
     return Difference(entry=entry, old=old, new=new, reason=reason, kind=kind)
-
-
-def render_differences(differences: Sequence[Difference], path: Path, limit: int = 20) -> str:
-    """Return the differences as text: a line that names the lock, then at most ``limit`` lines.
-
-    Neighbouring tensors of one output share a line with their count and first names.
-    """
-    if not differences:
-        return f"`{path}` is up to date"
-    lines: list[str] = []
-    shown = 0
-    for _, run in itertools.groupby(differences, key=_run_key):
-        members = tuple(run)
-        if len(lines) == limit:
-            lines.append(f"  and {format_count(len(differences) - shown, 'more difference')}")
-            break
-        lines.append("  " + (_tensors_line(members) if len(members) > 1 else _line(members[0])))
-        shown += len(members)
-    return "\n".join((f"`{path}` would change in {format_count(len(differences), 'entry', 'entries')}", *lines))
-
-
-def _run_key(difference: Difference) -> str:
-    """Return what neighbours that share a line have in common: the tensor table; other entries stand alone."""
-    entry, tensor = difference.entry, difference.tensor
-    return entry if tensor is None else entry.removesuffix(key_text(tensor))
-
-
-def _line(difference: Difference) -> str:
-    old, new = ("none" if text is None else _LONG_DIGEST.sub(r"\1", text) for text in (difference.old, difference.new))
-    return f"{difference.entry}: {old} -> {new} ({difference.reason})"
-
-
-def _tensors_line(run: Sequence[Difference]) -> str:
-    names = ", ".join(f"`{difference.tensor}`" for difference in run[:_SHOWN_TENSORS])
-    more = f" and {len(run) - _SHOWN_TENSORS:,} more" if len(run) > _SHOWN_TENSORS else ""
-    table = _run_key(run[0]).removesuffix(".")
-    return f"{table}: {format_count(len(run), 'tensor')}: {names}{more} ({run[0].reason})"

@@ -15,6 +15,7 @@ from mergepipe.lockfile.records import (
     UNKNOWN_DIGEST,
     LockedExpert,
     LockedFile,
+    LockedLevels,
     LockedOutput,
     LockedRule,
     LockedSideFile,
@@ -23,6 +24,8 @@ from mergepipe.lockfile.records import (
     LockedTensor,
 )
 from mergepipe.signatures import ParamValue, Scalar
+
+_LEVEL_NAMES = {0: "omitted", 255: "exact"}
 
 
 def output_to_wire(output: LockedOutput) -> wire.Output:
@@ -39,6 +42,7 @@ def output_to_wire(output: LockedOutput) -> wire.Output:
         slices=list(map(_slice_to_wire, output.slices)),
         rules=list(map(_rule_to_wire, output.rules)),
         budget=output.budget,
+        levels_version=msgspec.UNSET if output.levels_version is None else output.levels_version,
         write={key: output.write[key] for key in sorted(output.write)},
         sources={name: format_digest(output.sources[name]) for name in sorted(output.sources)},
         code={name: format_digest(output.code[name]) for name in sorted(output.code)},
@@ -153,10 +157,29 @@ def declared_from_wire(wired: wire.Manifest | wire.Stage) -> LockedOutput:
                 digest=parse_digest(tensor.digest),
                 read=tensor.expert_blocks.read,
                 total=tensor.expert_blocks.total,
+                levels=_levels_from_wire(tensor.expert_blocks),
             )
             for tensor in wired.tensors
         ),
+        levels_version=None if output.levels_version is msgspec.UNSET else output.levels_version,
     )
+
+
+def expert_blocks_to_wire(tensor: LockedTensor) -> wire.ExpertBlocks:
+    """Return how many expert blocks of a tensor are read, and where a budget buys levels how precisely."""
+    wired = wire.ExpertBlocks(read=tensor.read, total=tensor.total)
+    if tensor.levels is not None:
+        wired.bytes = tensor.levels.bytes
+        wired.levels = {_LEVEL_NAMES.get(level, str(level)): count for level, count in tensor.levels.blocks.items()}
+    return wired
+
+
+def _levels_from_wire(wired: wire.ExpertBlocks) -> LockedLevels | None:
+    if wired.levels is msgspec.UNSET or wired.bytes is msgspec.UNSET:
+        return None
+    levels = {name: level for level, name in _LEVEL_NAMES.items()}
+    blocks = {levels[name] if name in levels else int(name): count for name, count in wired.levels.items()}
+    return LockedLevels(bytes=wired.bytes, blocks=blocks)
 
 
 def side_file_from_wire(file: wire.SideFile) -> LockedSideFile:

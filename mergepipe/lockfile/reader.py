@@ -7,6 +7,7 @@ stops the reading: a lock is written by a program, so one wrong value puts the w
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mergepipe.lockfile.records import (
     VERSION,
     LockedExpert,
     LockedFile,
+    LockedLevels,
     LockedOutput,
     LockedRule,
     LockedShard,
@@ -33,11 +35,13 @@ from mergepipe.lockfile.tables import Document, Table
 _CONFLICT = re.compile(r"^(<{7}|\|{7}|={7}|>{7})(?:[ \t].*)?\r?$", re.MULTILINE)
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _BLOCKS = re.compile(r"(\S+) (0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
+_LEVELS = re.compile(r"(0|[1-9][0-9]{0,30}) B((?:, [1-9][0-9]{0,30} (?:omitted|exact|at level [1-9][0-9]{0,2}))*)")
+_LEVEL_WORDS = {"omitted": 0, "exact": 255}
 _REGENERATE = "restore it from version control, or delete it and run `mergepipe build` to write it anew"
 
 _OUTPUT_KEYS = (
     *("path", "publish", "operator", "operator_version", "code", "numerics", "base", "experts"),
-    *("params", "budget", "write"),
+    *("params", "budget", "levels_version", "levels", "write"),
     *("sources", "slices", "rules", "expert_bytes_full", "expert_bytes_planned", "bound", "digest", "shards"),
     *("side_files", "tensors"),
 )
@@ -177,7 +181,8 @@ def _output(name: str, table: Table) -> LockedOutput:
         digest=table.digest("digest"),
         shards=tuple(map(_shard, table.array("shards"))),
         side_files=tuple(map(_side_file, table.array("side_files"))),
-        tensors=_tensors(table.table("tensors")),
+        tensors=_tensors(table.table("tensors"), _levels(table.optional_table("levels"))),
+        levels_version=_levels_version(table),
     )
 
 
@@ -243,12 +248,40 @@ def _side_file(table: Table) -> LockedSideFile:
     return LockedSideFile(name=table.text("name"), digest=table.digest("digest"))
 
 
-def _tensors(table: Table) -> tuple[LockedTensor, ...]:
+def _levels_version(table: Table) -> int | None:
+    if "levels_version" in table:
+        return table.integer("levels_version")
+    if "levels" in table:
+        table.fail("levels", "stands there without `levels_version`")
+    return None
+
+
+def _levels(table: Table) -> dict[str, LockedLevels]:
+    found = {}
+    for name in table:
+        match = _LEVELS.fullmatch(table.text(name))
+        blocks = dict(map(_level_count, match[2].split(", ")[1:])) if match else {}
+        if not match or list(blocks) != sorted(blocks) or len(blocks) != match[2].count(","):
+            table.fail(name, 'is not `"BYTES B, N omitted, N at level LEVEL, N exact"`', table.text(name))
+        found[name] = LockedLevels(bytes=int(match[1]), blocks=blocks)
+    return found
+
+
+def _level_count(text: str) -> tuple[int, int]:
+    count, _, level = text.partition(" ")
+    return _LEVEL_WORDS[level] if level in _LEVEL_WORDS else int(level.removeprefix("at level ")), int(count)
+
+
+def _tensors(table: Table, levels: Mapping[str, LockedLevels]) -> tuple[LockedTensor, ...]:
     tensors = []
     for name in table:
         match = _BLOCKS.fullmatch(table.text(name))
         if not match:
             table.fail(name, 'is not `"DIGEST READ/TOTAL"`', table.text(name))
         digest = table.as_digest(name, match[1])
-        tensors.append(LockedTensor(name=name, digest=digest, read=int(match[2]), total=int(match[3])))
+        read, total = int(match[2]), int(match[3])
+        tensors.append(LockedTensor(name=name, digest=digest, read=read, total=total, levels=levels.get(name)))
+    for name in levels:
+        if name not in table:
+            table.fail(name, "has levels and no digest")
     return tuple(tensors)

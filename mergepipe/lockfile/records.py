@@ -15,8 +15,11 @@ from mergepipe.signatures import ParamValue
 
 VERSION = 1
 """The format that this module writes and reads. A reader refuses another one."""
-REVISION = 0
-"""Counts additions to the format that an older reader may ignore. A reader accepts a higher one."""
+REVISION = 1
+"""Counts additions to the format that an older reader may ignore. A reader accepts a higher one.
+
+1: levels. It is written only where there are any, so that locks without them stay what they are.
+"""
 
 LOCATION_KEYS = ("path", "hub", "revision", "on")
 BOUND_KEYS = ("kind", "absolute", "relative_to_update")
@@ -60,6 +63,23 @@ class LockedSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LockedLevels:
+    """How precisely a tensor's expert blocks are read, where a budget buys levels.
+
+    Attributes
+    ----------
+    bytes
+        What is read of the experts for it: blocks and stages of progressive codes.
+    blocks
+        By level (0 omitted, 255 exact, between them planes) how many expert blocks have it, of those that carry content
+        of their own; lowest first, none of them 0.
+    """
+
+    bytes: int
+    blocks: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LockedTensor:
     """A tensor of an output: its digest, and how many of its expert blocks were read.
 
@@ -69,12 +89,15 @@ class LockedTensor:
         Expert blocks in the access set that carry content (a block equal to the base's carries none).
     total
         Expert blocks in all.
+    levels
+        How precisely they are read, where the output's budget buys levels; else None.
     """
 
     name: str
     digest: bytes
     read: int
     total: int
+    levels: LockedLevels | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +186,8 @@ class LockedOutput:
         The declared part, as resolved from the Mergefile. ``path`` is None for an output that is not published.
     code
         By name of each custom operator the digest of its code.
+    levels_version
+        The version of the progressive code that its budget's levels are of; None where it buys whole blocks.
     sources
         The digest of each source that this output was made from, so that a build of some outputs cannot mix them;
         other outputs among them.
@@ -197,6 +222,7 @@ class LockedOutput:
     tensors: tuple[LockedTensor, ...]
     code: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     slices: tuple[LockedSlice, ...] = ()
+    levels_version: int | None = None
 
     def declared(self) -> LockedOutput:
         """Return this output without results: what is known before anything is merged."""

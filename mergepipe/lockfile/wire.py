@@ -12,6 +12,7 @@ import msgspec
 Digest = Annotated[str, msgspec.Meta(pattern=r"\Ab3:[0-9a-f]{64}\Z")]
 Pin = Annotated[str, msgspec.Meta(pattern=r"\A(sample:)?b3:[0-9a-f]{64}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Level = Annotated[str, msgspec.Meta(pattern=r"\A(omitted|[1-9][0-9]{0,2}|exact)\Z")]
 Number = int | float
 WireScalar = bool | int | float | str
 WireParam = bool | int | float | str | list[Number]
@@ -57,7 +58,7 @@ class Slice(_Record):
     rules: list[Rule]
 
 
-class Output(_Record):
+class Output(_Record, kw_only=True, omit_defaults=True):
     """The declared part of a `LockedOutput`; its path is null for a stage that is not published."""
 
     name: str
@@ -71,6 +72,7 @@ class Output(_Record):
     slices: list[Slice]
     rules: list[Rule]
     budget: str
+    levels_version: Count | msgspec.UnsetType = msgspec.UNSET
     write: dict[str, str | int]
     sources: dict[str, Pin]
     code: dict[str, Digest]
@@ -150,11 +152,13 @@ class Parameters(_Record):
     experts: list[dict[str, WireScalar]]
 
 
-class ExpertBlocks(_Record):
-    """`LockedTensor.read` and `LockedTensor.total`."""
+class ExpertBlocks(_Record, kw_only=True, omit_defaults=True):
+    """`LockedTensor.read` and `LockedTensor.total`, and where a budget buys levels `LockedTensor.levels`."""
 
     read: Count
     total: Count
+    bytes: Count | msgspec.UnsetType = msgspec.UNSET
+    levels: dict[Level, Count] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Input(_Record, kw_only=True, omit_defaults=True):

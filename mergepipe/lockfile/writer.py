@@ -17,6 +17,7 @@ from mergepipe.lockfile.records import (
     REVISION,
     VERSION,
     LockedExpert,
+    LockedLevels,
     LockedOutput,
     LockedRule,
     LockedSlice,
@@ -27,6 +28,7 @@ from mergepipe.lockfile.records import (
 from mergepipe.signatures import ParamValue
 
 HEADER = "# Written by mergepipe: review and commit this file, do not edit it."
+_LEVEL_WORDS = {0: "omitted", 255: "exact"}
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _ESCAPED = re.compile(
@@ -43,12 +45,17 @@ def render_lock(lock: Lockfile) -> str:
     LockError
         If a name cannot be written as Unicode text (a file name that is not UTF-8).
     """
-    lines = [HEADER, "", f"version = {VERSION}", f"revision = {REVISION}", f"geometry = {lock.geometry}"]
+    lines = [HEADER, "", f"version = {VERSION}", f"revision = {_revision(lock)}", f"geometry = {lock.geometry}"]
     for source in lock.sources:
         lines += ["", *_source_lines(source)]
     for output in lock.outputs:
         lines += ["", *_output_lines(output)]
     return "\n".join(lines) + "\n"
+
+
+def _revision(lock: Lockfile) -> int:
+    """Return the lowest revision that has all that a lock says."""
+    return REVISION if any(output.levels_version is not None for output in lock.outputs) else 0
 
 
 def _source_lines(source: LockedSource) -> Iterator[str]:
@@ -81,6 +88,12 @@ def _output_lines(output: LockedOutput) -> Iterator[str]:
     yield f"[{table}.tensors]"
     for tensor in output.tensors:
         yield f"{quote(tensor.name)} = {quote(tensor_text(tensor))}"
+    if output.levels_version is not None:
+        yield ""
+        yield f"[{table}.levels]"
+        for tensor in output.tensors:
+            if tensor.levels is not None:
+                yield f"{quote(tensor.name)} = {quote(levels_text(tensor.levels))}"
 
 
 def _declared_lines(output: LockedOutput) -> Iterator[str]:
@@ -95,6 +108,8 @@ def _declared_lines(output: LockedOutput) -> Iterator[str]:
     yield from _array("experts", map(expert_text, output.experts))
     yield from _dotted("params", output.params)
     yield f"budget = {quote(output.budget)}"
+    if output.levels_version is not None:
+        yield f"levels_version = {output.levels_version}"
     yield from _dotted("write", output.write)
     for name in sorted(output.sources):
         yield f"sources.{key_text(name)} = {digest_text(output.sources[name])}"
@@ -175,6 +190,12 @@ def expert_text(expert: LockedExpert) -> str:
 def tensor_text(tensor: LockedTensor) -> str:
     """Return what a tensor's line says: ``b3:<hex> 6/6``."""
     return f"{format_digest(tensor.digest)} {tensor.read}/{tensor.total}"
+
+
+def levels_text(levels: LockedLevels) -> str:
+    """Return what a tensor's line about levels says: ``36972 B, 2 omitted, 5 at level 3, 1 exact``."""
+    parts = [f"{count} {_LEVEL_WORDS.get(level, f"at level {level}")}" for level, count in levels.blocks.items()]
+    return ", ".join([f"{levels.bytes} B", *parts])
 
 
 def bound_texts(bound: Mapping[str, str | float]) -> dict[str, str]:

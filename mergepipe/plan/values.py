@@ -269,6 +269,16 @@ class OutputPlan:
         return self.outcome is None and self.output.is_budgeted
 
     @property
+    def buys_levels(self) -> bool:
+        """Whether its budget may read approximations of blocks."""
+        return self.output.budget is not None and self.output.budget.uses_levels
+
+    @property
+    def is_inexact(self) -> bool:
+        """Whether anything of the experts is left out or approximated; false while a budget is not resolved."""
+        return any(tensor.access is not None for tensor in self.tensors)
+
+    @property
     def planned_bytes(self) -> int:
         """Bytes that are read of the experts, adapters among them; of a full read while a budget is not resolved."""
         return self.expert_bytes if self.outcome is None else self.outcome.block_bytes + self.adapter_bytes

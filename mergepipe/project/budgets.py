@@ -16,10 +16,13 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import record_digest
 from mergepipe.graph.inputs import source_pins
+from mergepipe.graph.prices import is_coded
 from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.budgeted import without_outcome
 from mergepipe.plan.output import plan_digest
+from mergepipe.plan.codes import read_codes
 from mergepipe.plan.values import BudgetOutcome, OutputPlan
+from mergepipe.progressive.levels import CODE_VERSION
 
 PENDING = "which blocks its budget reads is not known yet"
 """The reason why an output whose statistics are not all known is not up to date."""
@@ -71,7 +74,9 @@ def resolved(
         return plan
     key = _key(plan, index)
     if key is not None and recorded is not None and recorded.key == key:
-        return _restored(plan, recorded)
+        restored = _restored(plan, recorded)
+        if all(is_coded(coded, index.codes, index) for t in restored.tensors for coded in read_codes(plan, t).values()):
+            return restored  # otherwise the catalog has lost what codes come to: they are made again
     from mergepipe.graph.survey import known_survey
     from mergepipe.plan.budgeted import with_access
 
@@ -85,7 +90,9 @@ def _key(plan: OutputPlan, index: SourceIndex) -> bytes | None:
     known: Mapping[str, bytes] = {source: digest for source, digest in sources.items() if digest is not None}
     if len(known) < len(sources):
         return None
-    return record_digest("budget", PLANNER_VERSION, plan_digest(plan), known)
+    budget = plan.output.budget
+    codes = [CODE_VERSION] if budget is not None and budget.uses_levels else []
+    return record_digest("budget", PLANNER_VERSION, plan_digest(plan), known, *codes)
 
 
 def known_budget(plan: OutputPlan, index: SourceIndex) -> KnownBudget | None:

@@ -23,6 +23,7 @@ from mergepipe.lockfile.assemble import (
     content_counts,
     declared_output,
     expert_block_facts,
+    locked_levels,
     location,
     locked_output,
 )
@@ -331,6 +332,7 @@ def report(ready: Ready, started: float) -> OutputReport:
         seconds=ready.seconds or time.monotonic() - started,
         decisions=plan.decisions,
         notes=budget_notes(plan),
+        levels=locked_levels(ready.locked),
     )
 
 

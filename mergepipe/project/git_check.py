@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.errors import LockDiffersError
-from mergepipe.lockfile.compare import Difference, render_differences
+from mergepipe.lockfile.compare import Difference
+from mergepipe.lockfile.compare_text import render_differences
 from mergepipe.lockfile.declared import mergefile_differences
 from mergepipe.lockfile.merge import inconsistencies
 from mergepipe.lockfile.reader import read_lock

@@ -10,7 +10,8 @@ from mergepipe.digest import is_sampled_pin, sampled_pin
 from mergepipe.errors import LockDiffersError
 from mergepipe.fsio.durable import drop_temporary, replace_file
 from mergepipe.lockfile.assemble import locked_source
-from mergepipe.lockfile.compare import Difference, compare_locks, declared_differences, render_differences
+from mergepipe.lockfile.compare import Difference, compare_locks, declared_differences
+from mergepipe.lockfile.compare_text import render_differences
 from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedOutput, Lockfile
 from mergepipe.lockfile.writer import render_lock
 from mergepipe.plan.sampling import whole_sources

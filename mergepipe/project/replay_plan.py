@@ -24,7 +24,9 @@ from mergepipe.mergefile.schema import Mergefile
 from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.bounds import ErrorBound
 from mergepipe.plan.budgeted import with_outcome
-from mergepipe.plan.values import BudgetOutcome, Decision, OutputPlan, TensorPlan
+from mergepipe.plan.codes import may_be_coded
+from mergepipe.plan.values import BudgetOutcome, Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.progressive.levels import LEVELS
 from mergepipe.project.gather import make_plans, open_settled
 from mergepipe.project.replay_compare import plan_errors
 from mergepipe.project.replay_source import declared_mergefile, locations_of, needed_sources, records_of
@@ -288,16 +290,27 @@ def _with_access(plan: OutputPlan, record: LockedOutput, tensors: Iterable[Manif
 
 def _access(plan: OutputPlan, tensor: TensorPlan, matrix: bytes) -> TensorAccess | None:
     count = tensor.grid(plan.geometry).count
-    fits = len(matrix) == count * len(tensor.experts) and set(matrix) <= {LEVEL_OMITTED, LEVEL_EXACT}
-    if not fits or tensor.decision is not Decision.MERGE or tensor.base is None:
+    fits = len(matrix) == count * len(tensor.experts)
+    rows = [matrix[at * count : (at + 1) * count] for at in range(len(tensor.experts))]
+    able = all(_may_have(plan, tensor, ref, row) for ref, row in zip(tensor.experts, rows, strict=True))
+    if not fits or not able or tensor.decision is not Decision.MERGE or tensor.base is None:
         raise PlanError(
             f"the manifest states access levels of tensor `{tensor.name}` that it cannot have",
             output=plan.output.name,
             tensor=tensor.name,
         )
-    rows = [matrix[at * count : (at + 1) * count] for at in range(len(tensor.experts))]
     access = TensorAccess(levels=tuple(None if row.count(LEVEL_EXACT) == count else row for row in rows))
     return None if access.is_full else access
+
+
+def _may_have(plan: OutputPlan, tensor: TensorPlan, ref: InputRef | None, row: bytes) -> bool:
+    """Return whether these can be the levels of an expert: approximations only of what can have a code."""
+    between = set(row) - {LEVEL_OMITTED, LEVEL_EXACT}
+    if not between:
+        return True
+    budget = plan.output.budget
+    coded = budget is not None and budget.uses_levels and ref is not None
+    return coded and max(between) <= LEVELS and may_be_coded(tensor, ref, plan.geometry)
 
 
 def _outcome(plan: OutputPlan, record: LockedOutput, accesses: Mapping[str, TensorAccess | None]) -> BudgetOutcome:

@@ -19,7 +19,7 @@ from mergepipe.project.plugins import is_allowed, load_operators
 from mergepipe.signatures import OperatorSignature
 
 FULL = "full"
-_ABSOLUTE_ERROR, _BY_SAMPLES = "max_error ", " by samples"
+_ABSOLUTE_ERROR, _BY_SAMPLES, _IN_LEVELS = "max_error ", " by samples", " in levels"
 _UNUSED = "unused"  # the path of what no weights and no files are taken from
 
 
@@ -208,13 +208,15 @@ def _slice(part: LockedSlice) -> dict[str, Any]:
 
 def _budget(text: str) -> dict[str, Any]:
     """Return the table of a budget as `Budget.text` writes it; what it does not write is refused by the parser."""
-    limit = text.removesuffix(_BY_SAMPLES)
-    stats = {} if limit == text else {"stats": "sample"}
+    whole = text.removesuffix(_BY_SAMPLES)
+    limit = whole.removesuffix(_IN_LEVELS)
+    facts = {} if whole == text else {"stats": "sample"}
+    facts["precision"] = "blocks" if limit == whole else "levels"
     if not limit.startswith(_ABSOLUTE_ERROR):
-        return {"expert_reads": limit, **stats}
+        return {"expert_reads": limit, **facts}
     number = limit.removeprefix(_ABSOLUTE_ERROR)
     try:
-        return {"max_error": float(number), **stats}
+        return {"max_error": float(number), **facts}
     except ValueError:
         return {"max_error": number}
 

@@ -43,7 +43,7 @@ def bound_of(plan: OutputPlan) -> Bound:
 def budget_notes(plan: OutputPlan) -> tuple[str, ...]:
     """Return what is worth saying of a budget that limits nothing, though it was meant to."""
     budget, outcome = plan.output.budget, plan.outcome
-    if budget is None or outcome is None or not budget.max_error or outcome.omitted_blocks or not plan.expert_blocks:
+    if budget is None or outcome is None or not budget.max_error or plan.is_inexact or not plan.expert_blocks:
         return ()
     why = f"`{plan.output.operator}` has no bound that is known to be within it when less is read"
     return (f"max_error {budget.max_error:g}: everything is read, {why}",)
@@ -66,6 +66,9 @@ class OutputReport:
         ``total``, ``computed``, ``cached``, ``copied``.
     expert_blocks
         ``total``, ``read``, ``omitted``, ``zero``, ``shared``.
+    levels
+        By level (``omitted``, planes, ``exact``) the expert blocks that carry content of their own; None where the
+        budget buys whole blocks.
     decisions
         Policy decisions, such as dropped tensors.
     notes
@@ -87,6 +90,7 @@ class OutputReport:
     seconds: float
     decisions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    levels: Mapping[str, int] | None = None
 
     def as_json(self) -> Json:
         """Return the JSON form."""
@@ -101,6 +105,7 @@ class OutputReport:
             "bytes_written": self.bytes_written,
             "blocks": dict(self.blocks),
             "expert_blocks": dict(self.expert_blocks),
+            "levels": None if self.levels is None else dict(self.levels),
             "bound": self.bound.as_json(),
             "seconds": round(self.seconds, 6),
             "decisions": list(self.decisions),

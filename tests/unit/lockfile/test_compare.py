@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from unit.lockfile.samples import ASSISTANT, BASE, BLEND, CODE, LOCK, MATH, SLICED, STACK, digest, locks
 
 from mergepipe.digest import format_digest, sampled_pin
-from mergepipe.lockfile.compare import DifferenceKind, compare_locks, declared_differences, render_differences
+from mergepipe.lockfile.compare import DifferenceKind, compare_locks, declared_differences
+from mergepipe.lockfile.compare_text import render_differences
 from mergepipe.lockfile.records import (
     UNKNOWN_DIGEST,
     LockedExpert,
