@@ -215,6 +215,8 @@ def _consequences(output: OutputChange) -> Iterator[str]:
     found = (
         ("expert reads", words.reads_words(output)),
         ("expert blocks read", words.blocks_words(output)),
+        ("levels", words.levels_words(output)),
+        ("moved", words.moves_words(output)),
         ("bound", words.bound_words(output)),
         ("written", words.written_words(output)),
         ("side files", words.listed(map(code, words.side_files(output)), 20) or None),

@@ -82,6 +82,8 @@ def _output(output: OutputChange, numbers: dict[str, TensorNumbers] | None, *, v
     consequences = [
         ("expert reads", words.reads_words(output)),
         ("expert blocks", words.blocks_words(output)),
+        ("levels", words.levels_words(output)),
+        ("moved", words.moves_words(output)),
         ("bound", words.bound_words(output)),
         ("written", words.written_words(output)),
         ("side files", words.listed(map(plain, words.side_files(output)), 5) or None),

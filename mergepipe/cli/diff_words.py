@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Quote = Callable[[str], str]
 """Shows a name or a value that comes from outside."""
+_MOVES = 4  # pairs of levels that are named
 ARROW = "->"
 
 _LONG_DIGEST = re.compile(r"(b3:[0-9a-f]{12})[0-9a-f]{52}")
@@ -195,6 +196,33 @@ def blocks_words(output: OutputChange) -> str | None:
     if None in (*read, *total) or (read[0] == read[1] and total[0] == total[1]):
         return None
     return f" {ARROW} ".join(f"{read[side]:,} of {total[side]:,}" for side in (0, 1))
+
+
+def levels_words(output: OutputChange) -> str | None:
+    """Return how precisely expert blocks are read, before and after, where that differs."""
+    old, new = output.levels()
+    if old == new or output.change != "changed":
+        return None
+    return f" {ARROW} ".join("whole blocks" if known is None else _counted(known) for known in (old, new))
+
+
+def _counted(levels: Mapping[int, int]) -> str:
+    return ", ".join(f"{count:,} {level_words(level)}" for level, count in levels.items()) or "no blocks"
+
+
+def level_words(level: int) -> str:
+    """Return what it is to be read at a level: ``exact``, ``omitted``, ``at level 3``."""
+    return {0: "omitted", 255: "exact"}.get(level, f"at level {level}")
+
+
+def moves_words(output: OutputChange) -> str | None:
+    """Return how many expert blocks went from one level to another, where that is known."""
+    names = {0: "omitted", 255: "exact"}
+    moves = [
+        f"{format_count(count, 'block')} from {names.get(old, f'level {old}')} to {names.get(new, f'level {new}')}"
+        for (old, new), count in output.moves()
+    ]
+    return listed(moves, _MOVES) or None
 
 
 def bound_words(output: OutputChange) -> str | None:

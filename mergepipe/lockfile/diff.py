@@ -20,13 +20,15 @@ from mergepipe.lockfile.diff_values import (
     Cause,
     EntryChange,
     LockDiff,
+    Moves,
     OutputChange,
     Side,
     TensorChange,
     TensorGroup,
 )
-from mergepipe.lockfile.manifest_records import OUTPUT_KEY, Manifest
+from mergepipe.lockfile.manifest_records import LEVEL_EXACT, OUTPUT_KEY, Manifest, ManifestTensor
 from mergepipe.lockfile.records import LockedOutput, LockedSource, LockedTensor, Lockfile
+from mergepipe.lockfile.writer import levels_text
 
 EMPTY_LOCK = Lockfile(geometry=0, sources=(), outputs=())
 """Stands for a lock that there is not; its geometry is that of the other side."""
@@ -242,11 +244,27 @@ def _tensor_changes(
             dtypes=(left.dtype if left else None, right.dtype if right else None),
             shapes=(left.shape if left else None, right.shape if right else None),
             causes=tuple(sorted(order[cause] for cause in causes[tensor])),
+            levels=(_level_text(was), _level_text(now)),
+            moves=_moves(left, right) if pair.old.expert_sources == pair.new.expert_sources else (),
         )
 
 
 def _digest(tensor: LockedTensor | None) -> str | None:
     return None if tensor is None else format_digest(tensor.digest)
+
+
+def _level_text(tensor: LockedTensor | None) -> str | None:
+    return None if tensor is None or tensor.levels is None else levels_text(tensor.levels)
+
+
+def _moves(old: ManifestTensor | None, new: ManifestTensor | None) -> Moves:
+    """Return how many expert blocks went from one level to another; nothing where blocks are not the same."""
+    if old is None or new is None or old.shape != new.shape or (old.levels is None and new.levels is None):
+        return ()
+    count = len(old.levels or new.levels or b"")
+    rows = [bytes([LEVEL_EXACT]) * count if one.levels is None else one.levels for one in (old, new)]
+    found = Counter((a, b) for a, b in zip(*rows, strict=False) if a != b)
+    return tuple(sorted(found.items())) if len(rows[0]) == len(rows[1]) else ()
 
 
 def _read(tensor: LockedTensor | None) -> str | None:

@@ -5,13 +5,14 @@ Everything here is in a stable order and has a JSON form whose keys are document
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mergepipe.digest import format_digest
 from mergepipe.lockfile.compare import Difference
-from mergepipe.lockfile.manifest_records import ManifestTensor
+from mergepipe.lockfile.manifest_records import LEVEL_EXACT, LEVEL_OMITTED, ManifestTensor
 from mergepipe.lockfile.records import LockedOutput, Lockfile
 from mergepipe.signatures import ParamValue
 
@@ -19,6 +20,8 @@ Json = dict[str, Any]
 Texts = tuple[str | None, str | None]
 """The old and the new value of something, None where it is absent."""
 Counts = tuple[int | None, int | None]
+Moves = tuple[tuple[tuple[int, int], int], ...]
+"""By the old and the new level how many expert blocks went from the one to the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +180,11 @@ class TensorGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorChange:
-    """One tensor that differs, with what its lines in the locks say."""
+    """One tensor that differs, with what its lines in the locks say.
+
+    ``levels`` is what they say of the levels at which its expert blocks are read; ``moves`` how many expert blocks went
+    from one level to another, where both sides are manifests.
+    """
 
     name: str
     change: str
@@ -186,6 +193,8 @@ class TensorChange:
     dtypes: Texts = (None, None)
     shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = (None, None)
     causes: tuple[int, ...] = ()
+    levels: Texts = (None, None)
+    moves: Moves = ()
 
     def as_json(self) -> Json:
         """Return the JSON form."""
@@ -196,8 +205,20 @@ class TensorChange:
             "expert_blocks": _pair(self.read),
             "dtype": _pair(self.dtypes),
             "shape": _pair(self.shapes),
+            "levels": _pair(self.levels),
+            "moved_blocks": moves_json(self.moves),
             "causes": list(self.causes),
         }
+
+
+def moves_json(moves: Moves) -> list[Json]:
+    """Return the JSON form of moves between levels."""
+    return [{"old": level_name(old), "new": level_name(new), "blocks": count} for (old, new), count in moves]
+
+
+def level_name(level: int) -> str:
+    """Return what a level is called where it is a key: ``omitted``, ``1`` and so on, ``exact``."""
+    return {LEVEL_OMITTED: "omitted", LEVEL_EXACT: "exact"}.get(level, str(level))
 
 
 def _pair(values: Sequence[Any]) -> Json:
@@ -244,9 +265,21 @@ class OutputChange:
         """Return what is read of the experts: bytes of a full read and of the plan, blocks read and in all."""
         return {key: (_read(self.old, key), _read(self.new, key)) for key in _READS}
 
+    def levels(self) -> tuple[dict[int, int] | None, dict[int, int] | None]:
+        """Return by level how many expert blocks have it, on both sides; None where a budget buys no levels."""
+        return _levels(self.old), _levels(self.new)
+
+    def moves(self) -> Moves:
+        """Return how many expert blocks of its tensors went from one level to another, most first."""
+        found: Counter[tuple[int, int]] = Counter()
+        for tensor in self.tensors:
+            found.update(dict(tensor.moves))
+        return tuple(sorted(found.items(), key=lambda move: (-move[1], move[0])))
+
     def as_json(self) -> Json:
         """Return the JSON form."""
         sides = (self.old, self.new)
+        levels = [known and {level_name(level): n for level, n in known.items()} for known in self.levels()]
         totals = (_count(self.old), _count(self.new))
         counts = {change: self.counted(change) for change in ("changed", "added", "removed")}
         resolved = None if self.parameters is None else [change.as_json() for change in self.parameters]
@@ -259,6 +292,8 @@ class OutputChange:
             "parameters": resolved,
             "budget": _pair([side and side.budget for side in sides]),
             "reads": {key: _pair(values) for key, values in self.reads().items()},
+            "levels": _pair(levels),
+            "moved_blocks": moves_json(self.moves()),
             "bound": _pair([side and dict(side.bound) for side in sides]),
             "results": [fact.as_json() for fact in self.results],
             "causes": [cause.as_json() | {"tensors": count} for cause, count in self.causes],
@@ -277,6 +312,15 @@ def _read(output: LockedOutput | None, key: str) -> int | None:
     if key.startswith("expert_bytes"):
         return int(getattr(output, key))
     return sum(tensor.read if key.endswith("read") else tensor.total for tensor in output.tensors)
+
+
+def _levels(output: LockedOutput | None) -> dict[int, int] | None:
+    if output is None or output.levels_version is None:
+        return None
+    found: Counter[int] = Counter()
+    for tensor in output.tensors:
+        found.update(tensor.levels.blocks if tensor.levels is not None else {})
+    return {level: found[level] for level in sorted(found)}
 
 
 def _count(output: LockedOutput | None) -> int | None:

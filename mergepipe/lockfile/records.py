@@ -224,6 +224,12 @@ class LockedOutput:
     slices: tuple[LockedSlice, ...] = ()
     levels_version: int | None = None
 
+    @property
+    def expert_sources(self) -> tuple[str, ...]:
+        """The names of its experts, in their order; those of its slices behind them."""
+        experts = (*self.experts, *(expert for part in self.slices for expert in part.experts))
+        return tuple(expert.source for expert in experts)
+
     def declared(self) -> LockedOutput:
         """Return this output without results: what is known before anything is merged."""
         return dataclasses.replace(

@@ -194,7 +194,7 @@ def tensor_text(tensor: LockedTensor) -> str:
 
 def levels_text(levels: LockedLevels) -> str:
     """Return what a tensor's line about levels says: ``36972 B, 2 omitted, 5 at level 3, 1 exact``."""
-    parts = [f"{count} {_LEVEL_WORDS.get(level, f"at level {level}")}" for level, count in levels.blocks.items()]
+    parts = [f"{count} {_LEVEL_WORDS.get(level, f'at level {level}')}" for level, count in levels.blocks.items()]
     return ", ".join([f"{levels.bytes} B", *parts])
 
 

@@ -24,6 +24,7 @@ from mergepipe.lockfile.manifest import (
 from mergepipe.lockfile.records import (
     LockedExpert,
     LockedFile,
+    LockedLevels,
     LockedOutput,
     LockedRule,
     LockedShard,
@@ -371,7 +372,12 @@ bounds = st.fixed_dictionaries(
 shards = st.builds(LockedShard, name=texts, digest=digests, bytes=counts)
 side_files = st.builds(LockedSideFile, name=texts, digest=digests)
 locked_tensors = st.builds(LockedTensor, name=texts, digest=digests, read=counts, total=counts)
-outputs = st.builds(
+read_levels = st.builds(
+    LockedLevels,
+    bytes=counts,
+    blocks=st.dictionaries(st.integers(0, 255), st.integers(1, 2**40)).map(lambda found: dict(sorted(found.items()))),
+)
+whole_outputs = st.builds(
     LockedOutput,
     name=texts,
     path=texts,
@@ -393,6 +399,18 @@ outputs = st.builds(
     shards=tuples(shards),
     side_files=tuples(side_files),
     tensors=st.lists(locked_tensors, max_size=3, unique_by=lambda tensor: tensor.name).map(in_name_order),
+)
+
+
+def with_levels(output, version, levels):
+    if version is None:
+        return output
+    tensors = tuple(dataclasses.replace(t, levels=found) for t, found in zip(output.tensors, levels, strict=False))
+    return dataclasses.replace(output, levels_version=version, tensors=tensors)
+
+
+outputs = st.builds(
+    with_levels, whole_outputs, st.none() | counts, st.lists(st.none() | read_levels, min_size=3, max_size=3)
 )
 
 
