@@ -49,9 +49,16 @@ def _reads(reads: InputReads) -> str:
     parts = [f"read {reads.read:,} of {format_count(reads.blocks, 'block')} ({format_bytes(reads.bytes_read)})"]
     if reads.omitted:
         parts.append(f"{reads.omitted:,} left out ({format_bytes(reads.bytes_omitted)})")
+    if reads.residual is not None and reads.levels is not None:
+        counts = [f"{count['blocks']:,} {_level(name)}" for name, count in reads.levels.items() if name != "omitted"]
+        parts += [f"approximate: {', '.join(counts)}", f"at most {reads.residual:.3g} missing of its deltas' norm"]
     parts += [f"{reads.zero:,} equal to the base"] if reads.zero else []
     parts += [f"{reads.shared:,} equal to another input"] if reads.shared else []
     return ", ".join(parts)
+
+
+def _level(name: str) -> str:
+    return name if name == "exact" else f"at level {name}"
 
 
 def _contribution(found: ExpertShare) -> str:
@@ -86,7 +93,9 @@ def _error(found: TensorExplanation) -> list[str]:
     if error.expected is not None:
         whose = f" ({percent(error.expected_share)})" if error.expected_share is not None else ""
         parts.append(f"expected {error.expected:.3g}{whose}")
-    return [*parts, f"{percent(error.omitted_mass)} of its deltas left out"]
+    approximate = any(one.reads is not None and one.reads.residual is not None for one in found.experts)
+    missing = "missing: some are approximate" if approximate else "left out"
+    return [*parts, f"{percent(error.omitted_mass)} of its deltas {missing}"]
 
 
 def _update(found: Contribution) -> list[str]:

@@ -9,6 +9,7 @@ import click
 
 from mergepipe.cli.render import Show, bound_line, heading, path_in_words
 from mergepipe.cli.tables import duration, fact, figures, plain, share, shortened
+from mergepipe.graph.histogram import is_approximate, level_words
 from mergepipe.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -73,6 +74,24 @@ def _experts(output: PlannedOutput, *, verbose: bool) -> Iterator[str]:
         if blocks["omitted"]:
             parts.append(f"{blocks['omitted']:,} of {total_blocks} left out")
         yield from fact("budget", parts)
+    yield from _levels(output, verbose=verbose)
+
+
+def _levels(output: PlannedOutput, *, verbose: bool) -> Iterator[str]:
+    """Yield how precisely the blocks of the experts are read, and what the codes take that this is read from."""
+    if not output.levels:
+        return
+    table = [
+        [level_words(level), f"{count.blocks:,}", format_bytes(count.bytes)] for level, count in output.levels.items()
+    ]
+    yield from figures("levels", ["blocks", "bytes"], table)
+    for name, expert in output.experts.items() if verbose else ():
+        counts = [f"{count.blocks:,} {level_words(level)}" for level, count in (expert.levels or {}).items()]
+        yield from fact(shortened(plain(name), _NAME), counts, indent="    ")
+    if output.codes is not None and output.codes["bytes"]:
+        missing = output.codes["missing"]
+        gone = [f"{format_bytes(missing)} of them are gone: made again where they are read"] if missing else []
+        yield from fact("codes", [f"{format_bytes(output.codes['bytes'])} in the cache", *gone])
 
 
 def _expert_row(name: str, expert: PlannedExpert, *, verbose: bool) -> list[str]:
@@ -101,9 +120,11 @@ def _expected(output: PlannedOutput) -> Iterator[str]:
 
 def _losses(output: PlannedOutput, *, verbose: bool) -> Iterator[str]:
     """Yield how much of the deltas is left out, and the tensors that lose most."""
-    if not output.expert_blocks["omitted"]:
+    approximate = output.levels is not None and any(is_approximate(level) for level in output.levels)
+    if not output.expert_blocks["omitted"] and not approximate:
         return
-    yield from fact("left out", [f"{output.omitted_mass:.1%} of the deltas' length", *_expected(output)])
+    label = "missing" if approximate else "left out"
+    yield from fact(label, [f"{output.omitted_mass:.1%} of the deltas' length", *_expected(output)])
     losses = [loss for loss in output.losses if loss.omitted_bytes]
     table = [
         [

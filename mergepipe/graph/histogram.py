@@ -14,6 +14,8 @@ from mergepipe.graph.inputs import slot_blocks
 from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.codes import Coded, read_codes
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
+from mergepipe.progressive.levels import LEVEL_BITS
+from mergepipe.units import format_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +40,18 @@ Histogram = Mapping[int, LevelCount]
 def level_name(level: int) -> str:
     """Return what a level is called where it is a key: ``omitted``, ``1`` and so on, ``exact``."""
     return {OMITTED: "omitted", EXACT: "exact"}.get(level, str(level))
+
+
+def is_approximate(level: int) -> bool:
+    """Return whether a level is one of a progressive code: neither nothing nor the exact block."""
+    return OMITTED < level < EXACT
+
+
+def level_words(level: int) -> str:
+    """Return what a level is called in words: ``left out``, ``level 3 (3 bits)``, ``exact``."""
+    if not is_approximate(level):
+        return "exact" if level == EXACT else "left out"
+    return f"level {level} ({format_count(LEVEL_BITS[level - 1], 'bit')})"
 
 
 def added(histograms: Iterable[Histogram]) -> Histogram:

@@ -19,8 +19,8 @@ from mergepipe.graph.inputs import source_pins
 from mergepipe.graph.prices import is_coded
 from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.budgeted import without_outcome
-from mergepipe.plan.output import plan_digest
 from mergepipe.plan.codes import read_codes
+from mergepipe.plan.output import plan_digest
 from mergepipe.plan.values import BudgetOutcome, OutputPlan
 from mergepipe.progressive.levels import CODE_VERSION
 

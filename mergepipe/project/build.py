@@ -23,8 +23,8 @@ from mergepipe.lockfile.assemble import (
     content_counts,
     declared_output,
     expert_block_facts,
-    locked_levels,
     location,
+    locked_levels,
     locked_output,
 )
 from mergepipe.lockfile.reader import parse_lock

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.progressive import CodeStore
+from mergepipe.cache.progressive import CodePrices, CodeStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import digest_at
 from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
+from mergepipe.graph.histogram import coded_prices, level_name
 from mergepipe.graph.inputs import slot_blocks
 from mergepipe.lockfile.assemble import finite
+from mergepipe.plan.access import EXACT, OMITTED
+from mergepipe.plan.codes import read_codes
 from mergepipe.plan.values import BudgetOutcome, Decision, InputRef, OutputPlan, TensorPlan
 from mergepipe.project.explain_values import ErrorShare, InputReads
 
@@ -32,7 +36,9 @@ def tensor_reads(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> tu
     known = all(blocks is not None for slot, blocks in zip(tensor.slots, packed, strict=True) if slot is not None)
     if not known or tensor.decision is Decision.EQUAL:
         return tuple(_planned(plan, tensor, slot) for slot in range(len(tensor.slots)))
-    counts = [_Counts(plan, recipe, slot) for slot in range(len(tensor.slots))]
+    codes = read_codes(plan, tensor)
+    prices = {slot: coded_prices(coded, index) for slot, coded in codes.items()}
+    counts = [_Counts(plan, recipe, slot, prices.get(slot)) for slot in range(len(tensor.slots))]
     for block in range(recipe.grid.count):
         digests = [digest_at(blocks, block) for blocks in packed]
         planned = plan_block(recipe, block, digests)
@@ -45,23 +51,43 @@ def tensor_reads(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> tu
 class _Counts:
     """Counts what becomes of the blocks of one slot."""
 
-    def __init__(self, plan: OutputPlan, recipe: TensorRecipe, slot: int) -> None:
-        self._plan, self._recipe, self._slot = plan, recipe, slot
+    def __init__(self, plan: OutputPlan, recipe: TensorRecipe, slot: int, prices: CodePrices | None) -> None:
+        self._plan, self._recipe, self._slot, self._prices = plan, recipe, slot, prices
         self._ref = recipe.tensor.slots[slot]
         self._found = dict.fromkeys(("blocks", "read", "omitted", "zero", "shared"), 0)
         self._bytes = {"read": 0, "omitted": 0}
+        self._levels: dict[int, tuple[int, int]] = {}
+        self._missing = 0.0
 
     def add(self, block: int, slot: int, planned: BlockPlan) -> None:
         """Count one block, as it is planned."""
         what = next((name for name in ("omitted", "zero", "shared") if slot in getattr(planned, name)), None)
+        self._found["blocks"] += 1
+        level = next((level for coded, level in planned.decodes if coded == slot), None)
+        if what is None and level is not None:
+            self._approximate(block, level)
+            return
         if what is None and slot in planned.reads:
             what = "read"
-        self._found["blocks"] += 1
         if what is not None:
             self._found[what] += 1
-        if what in self._bytes and self._ref is not None and self._ref.lora is None:
+        if what in self._bytes and self._ref is not None:
             start, stop = self._ref.grid(self._plan.geometry).byte_range(block)
-            self._bytes[what] += stop - start
+            size = stop - start if self._ref.lora is None else 0
+            self._bytes[what] += size
+            self._count(EXACT if what == "read" else OMITTED, size if what == "read" else 0)
+
+    def _approximate(self, block: int, level: int) -> None:
+        assert self._prices is not None, "a code that is read has prices"
+        size = int(self._prices.sizes[:level, block].sum())
+        self._found["read"] += 1
+        self._bytes["read"] += size
+        self._missing += float(self._prices.residuals[level - 1, block]) ** 2
+        self._count(level, size)
+
+    def _count(self, level: int, size: int) -> None:
+        blocks, total = self._levels.get(level, (0, 0))
+        self._levels[level] = blocks + 1, total + size
 
     def total(self) -> InputReads | None:
         """Return the counts."""
@@ -73,7 +99,15 @@ class _Counts:
             bytes_read=self._bytes["read"] + factors,
             bytes_omitted=self._bytes["omitted"],
             is_known=True,
+            levels=self._level_counts() if self._plan.buys_levels and self._slot else None,
+            residual=math.sqrt(self._missing) if self._levels.keys() - {OMITTED, EXACT} else None,
         )
+
+    def _level_counts(self) -> dict[str, dict[str, int]]:
+        return {
+            level_name(level): {"blocks": blocks, "bytes": size}
+            for level, (blocks, size) in sorted(self._levels.items())
+        }
 
 
 def _factor_bytes(plan: OutputPlan, ref: InputRef) -> int:
@@ -116,9 +150,9 @@ def error_shares(plan: OutputPlan, index: SourceIndex, catalog: Catalog) -> Loss
     if outcome is None:
         return None
     found: Mapping[str, ErrorShare] = {}
-    if outcome.omitted_blocks:
+    if plan.is_inexact:
         found = _all_losses(plan, index, catalog) or dict(_named(plan, outcome.losses))
-    complete = not outcome.omitted_blocks or len(found) > len(outcome.losses)
+    complete = not plan.is_inexact or len(found) > len(outcome.losses)
     exact = {
         tensor.name: _EXACT
         for tensor in plan.tensors

@@ -24,6 +24,11 @@ class InputReads:
         Bytes of those that are read, and that the budget leaves out. The factors of an adapter count whole.
     is_known
         Whether the content of the inputs is known; else ``zero`` and ``shared`` are 0, for nothing is known of them.
+    levels
+        Where the budget buys levels, by level (``omitted``, planes, ``exact``) the ``blocks`` and ``bytes`` that are
+        read; those that are read at fewer than all planes are approximate.
+    residual
+        An upper limit of the norm of what is missing of the deltas that are approximate; None where none is.
     """
 
     blocks: int
@@ -34,6 +39,8 @@ class InputReads:
     bytes_read: int
     bytes_omitted: int
     is_known: bool
+    levels: Mapping[str, Mapping[str, int]] | None = None
+    residual: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

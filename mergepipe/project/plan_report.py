@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mergepipe.graph.histogram import Histogram, level_name
 from mergepipe.project.reports import Bound, Json
+
+
+def levels_json(levels: Histogram | None) -> Json | None:
+    """Return the JSON form of how precisely blocks are read."""
+    if levels is None:
+        return None
+    return {level_name(level): {"blocks": count.blocks, "bytes": count.bytes} for level, count in levels.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,9 @@ class PlannedExpert:
         Blocks of a full read, and those outside the budget.
     indexed
         Whether its content is known; what is not is read once, whole, whatever is merged of it.
+    levels
+        By level how many of its blocks have it, of those that carry content of their own, and the bytes that are read
+        of these; None where the budget buys whole blocks, or is not resolved.
     """
 
     full: int
@@ -57,10 +68,11 @@ class PlannedExpert:
     blocks: int
     omitted: int
     indexed: bool
+    levels: Histogram | None = None
 
     def as_json(self) -> Json:
         """Return the JSON form."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {**{name: getattr(self, name) for name in self.__slots__}, "levels": levels_json(self.levels)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +138,11 @@ class PlannedOutput:
         timed, in words. Outputs that are built together share the time.
     index_bytes_read
         Source bytes that were read just now to plan a budget.
+    levels
+        As of each expert, of all of them.
+    codes
+        ``bytes`` of the progressive codes that its levels are taken from, all planes of all deltas, and how many of
+        these are ``missing`` from the cache, where a build that reads them makes them again; None without levels.
     expected_error, expected_error_uncertainty, omitted_mass, losses
         With a budget: the error if what is left out were orthogonal (an estimate), the share of the length of all
         deltas that is left out, and the tensors that lose most.
@@ -155,6 +172,8 @@ class PlannedOutput:
     expected_error_uncertainty: float | None = None
     omitted_mass: float = 0.0
     losses: tuple[Loss, ...] = ()
+    levels: Histogram | None = None
+    codes: Mapping[str, int] | None = None
 
     def as_json(self) -> Json:
         """Return the JSON form."""
@@ -169,6 +188,8 @@ class PlannedOutput:
             "base_bytes": self.base_bytes,
             "blocks": dict(self.blocks),
             "expert_blocks": dict(self.expert_blocks),
+            "levels": levels_json(self.levels),
+            "codes": None if self.codes is None else dict(self.codes),
             "bound": self.bound.as_json(),
             "expected_error": self.expected_error,
             "expected_error_uncertainty": self.expected_error_uncertainty,

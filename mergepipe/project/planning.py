@@ -11,9 +11,11 @@ from mergepipe.cache.speeds import recorded_seconds
 from mergepipe.digest import format_digest
 from mergepipe.engine.limits import check_memory, hold_bytes, peak_memory
 from mergepipe.engine.meter import Meter
+from mergepipe.graph.histogram import Histogram, added, tensor_histograms
 from mergepipe.lockfile.assemble import finite
 from mergepipe.plan.access import OMITTED
 from mergepipe.plan.budgeted import expert_bytes
+from mergepipe.plan.codes import coded_slots
 from mergepipe.plan.output import plan_digest
 from mergepipe.plan.sampling import whole_sources
 from mergepipe.plan.values import OutputPlan
@@ -74,6 +76,7 @@ def plan_report(
             peak_memory([plan], workers, memory),
             _cold_bytes(plan, plans, index),
             measured.get(plan.output.name),
+            index,
         )
         for plan in resolved
     }
@@ -121,9 +124,11 @@ def _planned_output(
     memory: int,
     cold: Mapping[str, int],
     measured: Meter | None,
+    index: SourceIndex,
 ) -> PlannedOutput:
     moves = found.moves
-    experts = _experts(plan, found, cold)
+    levels = _levels_by_expert(plan, index)
+    experts = _experts(plan, found, cold, levels)
     return PlannedOutput(
         name=plan.output.name,
         path=plan.output.path if plan.output.publish else None,
@@ -165,7 +170,39 @@ def _planned_output(
         expected_error_uncertainty=None if plan.outcome is None else finite(plan.outcome.uncertainty),
         omitted_mass=0.0 if plan.outcome is None else plan.outcome.omitted_mass,
         losses=_losses(plan),
+        levels=None if levels is None else added(levels.values()),
+        codes=None if levels is None else _code_bytes(plan, index),
     )
+
+
+def _levels_by_expert(plan: OutputPlan, index: SourceIndex) -> dict[str, Histogram] | None:
+    """Return by expert how precisely its blocks are read; None where the budget buys no levels, or is not resolved."""
+    if not plan.buys_levels or plan.outcome is None:
+        return None
+    found: dict[str, list[Histogram]] = {}
+    for tensor in plan.tensors:
+        histograms = tensor_histograms(plan, tensor, index)
+        for number, (ref, histogram) in enumerate(zip(tensor.experts, histograms, strict=True)):
+            if ref is not None and histogram:
+                found.setdefault(expert_name(plan, tensor, number + 1, ref), []).append(histogram)
+    return {name: added(histograms) for name, histograms in found.items()}
+
+
+def _code_bytes(plan: OutputPlan, index: SourceIndex) -> dict[str, int]:
+    """Return the bytes of the codes of all deltas of an output that have one, and of those that are not there."""
+    known: dict[bytes, int] = {}
+    missing = 0
+    for tensor in plan.tensors:
+        for coded in coded_slots(plan, tensor):
+            digests = [index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert)]
+            if digests[0] is None or digests[1] is None:
+                continue  # nothing had to be measured
+            key = index.codes.key(digests[0], digests[1])
+            prices = index.codes.prices(key) if key not in known else None
+            if prices is not None:
+                known[key] = int(prices.sizes.sum())
+                missing += 0 if index.codes.has_pack(key) else known[key]
+    return {"bytes": sum(known.values()), "missing": missing}
 
 
 def _notes(plan: OutputPlan) -> tuple[str, ...]:
@@ -173,7 +210,9 @@ def _notes(plan: OutputPlan) -> tuple[str, ...]:
     return (*plan.notes, *budget_notes(plan), *pending)
 
 
-def _experts(plan: OutputPlan, found: Forecast, cold: Mapping[str, int]) -> dict[str, PlannedExpert]:
+def _experts(
+    plan: OutputPlan, found: Forecast, cold: Mapping[str, int], levels: Mapping[str, Histogram] | None
+) -> dict[str, PlannedExpert]:
     full = expert_bytes(plan)
     planned = full if plan.outcome is None else plan.outcome.experts
     blocks, omitted = _expert_blocks(plan)
@@ -187,6 +226,7 @@ def _experts(plan: OutputPlan, found: Forecast, cold: Mapping[str, int]) -> dict
             blocks=blocks.get(name, 0),
             omitted=omitted.get(name, 0),
             indexed=name not in cold,
+            levels=None if levels is None else levels.get(name, {}),
         )
         for name in full
     }
