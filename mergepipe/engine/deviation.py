@@ -6,7 +6,7 @@ out of it, one is made for all; one that leaves nothing out differs by nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.dtypes import is_mergeable
+from mergepipe.engine.coding import CodeKey
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.hold import HoldPool
-from mergepipe.engine.job import make_block, run_job
+from mergepipe.engine.job import make_block, needed_codes, run_job
 from mergepipe.engine.kernel import Scratch, typed
 from mergepipe.engine.passes import GroupPasses, reduce_now
 from mergepipe.engine.pool import WorkerPool
@@ -25,7 +26,7 @@ from mergepipe.engine.reader import Reader
 from mergepipe.engine.work import Group, InputKey, Job, TensorWork
 from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
 from mergepipe.plan.sampling import with_levels
-from mergepipe.plan.values import Decision, OutputPlan
+from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 from mergepipe.reporting import Reporter
 
 Array = np.ndarray[Any, Any]
@@ -128,6 +129,8 @@ class Comparer:
                 self._reporter.advance(found.task.nbytes)
         finally:
             self._reporter.end()
+            for code in (code for group, _ in groups for code in group.codes.values()):
+                code.close()
         pairs = zip(squares.tolist(), largest.tolist(), strict=True)
         return Comparison(
             deviations=tuple(
@@ -137,13 +140,19 @@ class Comparer:
             bytes_read=count,
         )
 
-    def groups(self, plan: OutputPlan) -> list[Group]:
-        """Return a group for each tensor that is merged, with its full read as the only work."""
+    def groups(self, plans: Sequence[OutputPlan]) -> list[Group]:
+        """Return a group for each tensor that is merged, with its full read as the only work, and the codes of all."""
         return [
-            self._maker.group([self._maker.work(plan, with_levels(replace(tensor, access=None)))])
-            for tensor in plan.tensors
-            if tensor.decision is Decision.MERGE and is_mergeable(tensor.dtype)
+            self._group(plans[0], tensors)
+            for tensors in zip(*(plan.tensors for plan in plans), strict=True)
+            if tensors[0].decision is Decision.MERGE and is_mergeable(tensors[0].dtype)
         ]
+
+    def _group(self, plan: OutputPlan, tensors: Sequence[TensorPlan]) -> Group:
+        full = self._maker.work(plan, with_levels(replace(tensors[0], access=None)))
+        group = self._maker.group([full])
+        budgeted = [replace(full, recipe=TensorRecipe.of(tensor, plan.geometry)) for tensor in tensors]
+        return replace(group, codes=self._maker.codes(budgeted, group.inputs))
 
     def _tasks(self, plans: Sequence[OutputPlan], groups: Sequence[tuple[Group, int]]) -> Iterator[_Task]:
         tensors = [{tensor.name: tensor for tensor in plan.tensors} for plan in plans]
@@ -180,6 +189,8 @@ def _compare(task: _Task, scratch: Scratch) -> _Found:
         reader.read_cold()
         planned = [_plans(task, block, reader) for block in range(task.job.start, task.job.stop)]
         reader.read(_needed(task.full, planned))
+        codes = needed_codes((task.full, plan) for plans in planned for plan in plans)
+        reader.read_codes(codes)
         for plans in planned:
             full = _made(task.full, plans[0], reader, scratch, "full")
             output += _square(full)
@@ -197,10 +208,17 @@ def _compare(task: _Task, scratch: Scratch) -> _Found:
             largest=largest,
             update_squares=update,
             output_squares=output,
-            bytes_read=sum(reader.index_bytes(set()).values()),
+            bytes_read=sum(reader.index_bytes(set()).values()) + _code_bytes(reader, codes),
         )
     finally:
         reader.close()
+
+
+def _code_bytes(reader: Reader, codes: Mapping[CodeKey, Mapping[int, int]]) -> int:
+    """Return the bytes of codes that were read."""
+    return sum(
+        sum(reader.code_bytes(key, block)[:level]) for key, levels in codes.items() for block, level in levels.items()
+    )
 
 
 def _plans(task: _Task, block: int, reader: Reader) -> list[BlockPlan]:

@@ -75,9 +75,9 @@ class GroupMaker:
                 adapters.setdefault(self._key(slot), self._adapter(slot, factors))
                 if slot.lora.on is not None:
                     inputs.setdefault(self._key(slot.lora.on), self._input(slot.lora.on))
-        return Group(works=tuple(works), inputs=inputs, adapters=adapters, codes=self._codes_of(works, inputs))
+        return Group(works=tuple(works), inputs=inputs, adapters=adapters, codes=self.codes(works, inputs))
 
-    def _codes_of(self, works: Sequence[TensorWork], inputs: Mapping[InputKey, Input]) -> dict[CodeKey, CodeInput]:
+    def codes(self, works: Sequence[TensorWork], inputs: Mapping[InputKey, Input]) -> dict[CodeKey, CodeInput]:
         """Return the codes that these works read."""
         found: dict[CodeKey, CodeInput] = {}
         for work in works:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mergepipe.cache.reserve import reserve
@@ -72,7 +72,7 @@ class RecomputingEngine(Engine):
         wanted = frozenset(names)
         for tensor in plan.tensors:
             if tensor.name in wanted:
-                yield maker.group([maker.work(plan, tensor)])
+                yield maker.group([maker.work(plan, replace(tensor, access=None))])  # as if it were read whole
 
     def _hash(self, group: Group, pool: WorkerPool) -> None:
         """Read the inputs of a group whose content is not known, and the factors of adapters."""

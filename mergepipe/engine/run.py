@@ -268,7 +268,7 @@ class Engine:
             self._load_blocks(first)
             self._index.settle(_sources(first))
             comparer = Comparer(maker, self._index, self._store, pool, self._reporter)
-            groups = [(group, self._job_blocks(group)) for group in comparer.groups(plans[0])]
+            groups = [(group, self._job_blocks(group)) for group in comparer.groups(plans)]
             return self._forgetting(lambda: comparer.compare(plans, groups))
         finally:
             pool.close()

@@ -11,7 +11,7 @@ from mergepipe.errors import CacheError
 from mergepipe.graph.alike import alike_blocks, blocks_bytes
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.graph.inputs import slot_blocks
-from mergepipe.plan.access import EXACT, OMITTED
+from mergepipe.plan.access import EXACT, OMITTED, is_approximate
 from mergepipe.plan.codes import Coded, read_codes
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 from mergepipe.progressive.levels import LEVEL_BITS
@@ -40,11 +40,6 @@ Histogram = Mapping[int, LevelCount]
 def level_name(level: int) -> str:
     """Return what a level is called where it is a key: ``omitted``, ``1`` and so on, ``exact``."""
     return {OMITTED: "omitted", EXACT: "exact"}.get(level, str(level))
-
-
-def is_approximate(level: int) -> bool:
-    """Return whether a level is one of a progressive code: neither nothing nor the exact block."""
-    return OMITTED < level < EXACT
 
 
 def level_words(level: int) -> str:

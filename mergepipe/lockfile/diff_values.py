@@ -279,7 +279,9 @@ class OutputChange:
     def as_json(self) -> Json:
         """Return the JSON form."""
         sides = (self.old, self.new)
-        levels = [known and {level_name(level): n for level, n in known.items()} for known in self.levels()]
+        levels = [
+            None if known is None else {level_name(level): n for level, n in known.items()} for known in self.levels()
+        ]
         totals = (_count(self.old), _count(self.new))
         counts = {change: self.counted(change) for change in ("changed", "added", "removed")}
         resolved = None if self.parameters is None else [change.as_json() for change in self.parameters]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mergepipe.digest import record_digest
 from mergepipe.progressive.levels import CODE_VERSION, EXACT, OMITTED
 
-__all__ = ["EXACT", "OMITTED", "TensorAccess", "is_coded"]
+__all__ = ["EXACT", "OMITTED", "TensorAccess", "is_approximate", "is_coded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,10 @@ class TensorAccess:
         """Whether anything is read from a progressive code."""
         return any(is_coded(levels) for levels in self.levels)
 
+    def found(self) -> frozenset[int]:
+        """Return the levels that any block has, but for experts of which every block is exact."""
+        return frozenset(level for levels in self.levels if levels is not None for level in levels)
+
     def digest(self) -> bytes:
         """Return the digest of all levels."""
         if self.is_coded:
@@ -62,6 +66,11 @@ class TensorAccess:
     def matrix(self, blocks: int) -> bytes:
         """Return a row per expert, a byte per block of the tensor (``blocks`` of them), row after row."""
         return b"".join((levels or b"").ljust(blocks, bytes([EXACT])) for levels in self.levels)
+
+
+def is_approximate(level: int) -> bool:
+    """Return whether a level is one of a progressive code: neither nothing nor the exact block."""
+    return OMITTED < level < EXACT
 
 
 def is_coded(levels: bytes | None) -> bool:

@@ -302,9 +302,9 @@ class GroupReads:
             read = self._measured.get(key, _NONE) | (missing_blocks(source) if cold else _NONE)
             unclaimed = read - self._read.get(key, _NONE) if once else read
             self._add_index(key, source.ref.source, blocks_bytes(source.grid, unclaimed))
-        for key, blocks in recoded_blocks(self._group, self._index).items():
-            source = self._group.inputs[key]
-            self._add_index(key, source.ref.source, blocks_bytes(source.grid, blocks))
+        for stored, blocks in recoded_blocks(self._group, self._index).items():
+            given = self._group.inputs[stored]
+            self._add_index(stored, given.ref.source, blocks_bytes(given.grid, blocks))
         for key, adapter in self._group.adapters.items():
             factors = adapter.factors
             if id(factors) not in self._read and (factors.a.known is None or factors.b.known is None):

@@ -99,8 +99,8 @@ class PackRoom:
         if pair in self._counted:
             return 0
         self._counted.add(pair)
-        digests = [index.tensor(ref.source, ref.info) for ref in (base, expert)]
-        if digests[0] is not None and digests[1] is not None and index.codes.has_pack(index.codes.key(*digests)):
+        known = index.tensor(base.source, base.info), index.tensor(expert.source, expert.info)
+        if known[0] is not None and known[1] is not None and index.codes.has_pack(index.codes.key(known[0], known[1])):
             return 0
         # A pack of numbers of 32 or 64 bits takes no more than one of 16 bits for each element.
         return math.ceil(_MOST_OF_BF16 * 2 * math.prod(expert.info.shape))

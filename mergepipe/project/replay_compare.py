@@ -14,8 +14,8 @@ from mergepipe.plan.values import OutputPlan, TensorPlan
 from mergepipe.project.stages import tokenizer_of
 
 _DECLARED = (
-    "operator", "operator_version", "numerics", "base", "experts", "params", "slices", "rules", "budget", "write",
-    "code", "expert_bytes_full",
+    "operator", "operator_version", "numerics", "base", "experts", "params", "slices", "rules", "budget",
+    "levels_version", "write", "code", "expert_bytes_full",
 )  # fmt: skip
 NAMED = 10
 """How many tensors errors name, in all."""

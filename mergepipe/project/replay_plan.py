@@ -308,9 +308,8 @@ def _may_have(plan: OutputPlan, tensor: TensorPlan, ref: InputRef | None, row: b
     between = set(row) - {LEVEL_OMITTED, LEVEL_EXACT}
     if not between:
         return True
-    budget = plan.output.budget
-    coded = budget is not None and budget.uses_levels and ref is not None
-    return coded and max(between) <= LEVELS and may_be_coded(tensor, ref, plan.geometry)
+    able = plan.buys_levels and ref is not None and may_be_coded(tensor, ref, plan.geometry)
+    return able and max(between) <= LEVELS
 
 
 def _outcome(plan: OutputPlan, record: LockedOutput, accesses: Mapping[str, TensorAccess | None]) -> BudgetOutcome:

@@ -14,7 +14,9 @@ from pathlib import Path
 from mergepipe.digest import SAMPLED_PREFIX, content_digest, format_digest
 from mergepipe.errors import fail_storage
 from mergepipe.mergefile.excerpt import shown_location
+from mergepipe.plan.access import is_approximate
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
+from mergepipe.progressive.levels import LEVEL_BITS
 from mergepipe.publish.carried import Carried
 from mergepipe.publish.escaping import code_span, fenced, visible, yaml_scalar
 from mergepipe.publish.sidefiles import stored_dtype
@@ -221,7 +223,18 @@ def _made(plan: OutputPlan) -> list[str]:
         share = "" if relative is None else f", which is {100 * relative:.3g}% of what that changes of the base"
         sure = "are at most" if bound.kind == "certified" else "are by estimate at most"
         far = f"the weights {sure} {bound.absolute:.3g} (Frobenius norm) from the full-read merge{share}"
-    return [f"Made under a budget ({code_span(budget.text())}): {read}; {far}.", ""]
+    return [f"Made under a budget ({code_span(budget.text())}): {read}{_first_bits(plan)}; {far}.", ""]
+
+
+def _first_bits(plan: OutputPlan) -> str:
+    """Return of which bits of the experts' deltas that is, where a budget bought levels."""
+    levels = {level for tensor in plan.tensors if tensor.access is not None for level in tensor.access.found()}
+    bits = [LEVEL_BITS[level - 1] for level in levels if is_approximate(level)]
+    if not bits:
+        return ""
+    least, most = min(bits), max(bits)
+    span = format_count(most, "bit") if least == most else f"{least} to {most} bits"
+    return f", of most deltas the first {span} of each element"
 
 
 def _recipe(plan: OutputPlan, excerpt: str) -> Iterator[str]:

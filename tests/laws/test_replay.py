@@ -11,7 +11,6 @@ from laws.test_slices import MIXED, STACK, add_sources
 from support.adapters import factors, write_adapter
 from support.checkpoints import random_tensors, read_checkpoint
 from support.every_operator import RECIPES
-from support.levels import levels_project
 from support.projects import SmallProject
 from support.replays import assert_replays, leave_sources_alone, replay_alone
 from support.stages import declare, merged
@@ -261,14 +260,3 @@ def test_the_same_content_in_other_files_is_the_same_source(tmp_path):
     shutil.rmtree(project.folder("final"))
     shutil.copytree(tmp_path / "empty/out", project.folder("final"))
     assert project.raw("final") == before
-
-
-@pytest.mark.parametrize("operator", ["task_arithmetic", "ties"])
-def test_levels_give_the_same_bytes_again_from_the_sources_alone(tmp_path, operator):
-    project = levels_project(tmp_path / "project", operator=operator)
-    project.build()
-    levels = set(b"".join(tensor.levels or b"" for tensor in project.manifest("m").tensors))
-    assert levels - {0, 255}, "a budget that buys no approximation shows nothing"
-    leave_sources_alone(project)
-    report = assert_replays(project, "m", tmp_path / "empty")
-    assert report.budget == "25% in levels"
