@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.given import GivenCodes
 from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.records import SourceFile, TensorDigests, TensorSamples
 from mergepipe.checkpoints.checkpoint import Checkpoint, CheckpointFile
@@ -42,7 +43,7 @@ def _has_unread(packed: bytes) -> bool:
 class _FileState:
     """One file of a source: its digests so far, and those that are not in the catalog yet.
 
-    ``is_output`` marks a file of an output in the cache, which is known without being read.
+    ``is_output`` marks a file of an output in the cache, or of a progressive checkpoint: it is known without being read.
     """
 
     source: str
@@ -67,6 +68,11 @@ class SourceIndex:
     ----------
     checkpoints
         By source name. Two sources may be the same files; they are known and read once.
+
+    Attributes
+    ----------
+    given
+        The codes of progressive checkpoints.
     """
 
     def __init__(self, catalog: Catalog, checkpoints: Mapping[str, Checkpoint], geometry: Geometry) -> None:
@@ -82,13 +88,18 @@ class SourceIndex:
             for file in checkpoint.files:
                 if file.path not in self._files:
                     state = _FileState(source, file, {})
-                    state.known = dict(catalog.tensor_digests(state.key))
+                    state.known = {} if checkpoint.standalone else dict(catalog.tensor_digests(state.key))
                     self._files[file.path] = state
+            if checkpoint.standalone is not None:
+                told = checkpoint.standalone.tensors.values()
+                digests, blocks = {one.name: one.digest for one in told}, {one.name: one.blocks for one in told}
+                self.add_known(source, checkpoint, digests, blocks)
+        self.given = GivenCodes(self._checkpoints, geometry)
 
     def add_known(
         self, source: str, checkpoint: Checkpoint, digests: Mapping[str, bytes], blocks: Mapping[str, bytes]
     ) -> None:
-        """Take an output of the project as a source: its content is known without reading it.
+        """Take an output of the project, or a progressive checkpoint, as a source: its content is known without reading it.
 
         Its files are not looked at, and may be gone: whoever reads a block of it checks the block's digest, as of any
         source. Called again, it replaces what was known of the source.

@@ -19,6 +19,7 @@ from mergepipe.checkpoints.discovery import ADAPTER_CONFIG, SUFFIX, WeightFiles,
 from mergepipe.checkpoints.layers import LayerMap, natural_key
 from mergepipe.checkpoints.place import Place, opened, read_object
 from mergepipe.checkpoints.safetensors import Header, TensorInfo, read_header
+from mergepipe.checkpoints.standalone import RECORD, Standalone
 from mergepipe.checkpoints.wording import enumerate_names, quote
 from mergepipe.digest import record_digest
 from mergepipe.errors import MergepipeError, SourceChangedError, SourceError, raise_collected
@@ -127,6 +128,9 @@ class Checkpoint:
         What makes it an adapter, None for a checkpoint that is stored whole.
     is_planned
         Whether it is one that the project makes: an output that others are made from.
+    standalone
+        What makes it a progressive one: its content is known, and some of its tensors are there as codes alone. The
+        file of such a tensor is that of its code, and its bytes are in none.
     """
 
     label: str
@@ -138,6 +142,7 @@ class Checkpoint:
     is_folder: bool = True
     adapter: Adapter | None = None
     is_planned: bool = False
+    standalone: Standalone | None = None
 
     @property
     def stored(self) -> Mapping[str, TensorInfo]:
@@ -221,6 +226,9 @@ def _open_folder(place: Place) -> Checkpoint:
         raise place.error(f"cannot be listed: {error.strerror or error}") from error
     if ADAPTER_CONFIG in names:
         raise adapter(place)
+    if RECORD in names:
+        hint = "declare it with `progressive` in the place of `path`"
+        raise place.error("is a progressive checkpoint: most of its tensors are there as codes alone", hint=hint)
     errors: list[MergepipeError] = []
     config: Mapping[str, Any] = {}
     with collected(errors):
@@ -350,7 +358,7 @@ def _indexed(
 def _tensors(names: Sequence[str], files: Mapping[str, OpenedFile], where: Mapping[str, str]) -> dict[str, TensorInfo]:
     """Return the tensors by name in natural order, each with the number of its file."""
     found = [
-        info if number == 0 else _renumbered(info, number)
+        info if number == 0 else renumbered(info, number)
         for number, name in enumerate(names)
         for info in files[name].header.tensors
         if where.get(info.name) == name
@@ -358,7 +366,8 @@ def _tensors(names: Sequence[str], files: Mapping[str, OpenedFile], where: Mappi
     return {info.name: info for info in sorted(found, key=lambda info: natural_key(info.name))}
 
 
-def _renumbered(info: TensorInfo, file: int) -> TensorInfo:
+def renumbered(info: TensorInfo, file: int) -> TensorInfo:
+    """Return a tensor of another file of the checkpoint."""
     return TensorInfo(
         name=info.name, dtype=info.dtype, shape=info.shape, file=file, offset=info.offset, nbytes=info.nbytes
     )

@@ -122,6 +122,16 @@ MANUALS: Mapping[str, Manual] = {
         files=(_MANIFEST, ("replayed/OUTPUT/", "what was made again, unless `--out` names another place")),
         see_also=("mergepipe verify", "docs/formats/manifest.md"),
     ),
+    "pack": Manual(
+        exit_codes={1: "it failed: a full disk, a checkpoint that changed meanwhile"},
+        files=(
+            (_MERGEFILE[0], "names of sources, if there is one"),
+            ("DIR/progressive.json", "the record of the progressive checkpoint; is written"),
+            ("DIR/tensors/", "its codes, and tensors that have none; is written"),
+        ),
+        environment=("MERGEPIPE_FOLLOW_LINKS", *LOOKS),
+        see_also=("mergepipe build", "docs/guides/publish-an-expert.md", "docs/formats/progressive-checkpoint.md"),
+    ),
     "git": Manual(environment=LOOKS, see_also=("mergepipe diff", "docs/formats/lockfile.md")),
     "git setup": Manual(
         exit_codes={1: "with `--check`: something is missing; else it failed"},

@@ -192,7 +192,7 @@ def _next(imported: Imported, target: Path) -> list[str]:
 
 
 def _where(source: Source) -> str:
-    where = source.path or source.hub or ""
+    where = source.place or source.hub or ""
     return where if source.revision is None else f"{where}@{source.revision}"
 
 

@@ -32,6 +32,7 @@ from mergepipe.cli.help import help_
 from mergepipe.cli.import_ import import_
 from mergepipe.cli.init import init
 from mergepipe.cli.options import GlobalOptions
+from mergepipe.cli.pack import pack
 from mergepipe.cli.plan import plan
 from mergepipe.cli.replay import replay
 from mergepipe.cli.report import report
@@ -58,7 +59,7 @@ def mergepipe(context: click.Context) -> None:
 
 _COMMANDS = (
     init, import_, build, plan, sweep, status, explain, report,
-    diff, verify, replay, git, cache, completion, help_,
+    diff, verify, replay, pack, git, cache, completion, help_,
 )  # fmt: skip
 for command in _COMMANDS:
     mergepipe.add_command(command)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mergepipe.cache.given import GivenCode
 from mergepipe.cache.progressive import CodePrices, CodeStore
 from mergepipe.engine.kernel import Array, Scratch, typed
 from mergepipe.engine.work import Group, Input, InputKey
@@ -112,6 +113,8 @@ class CodeInput:
         Opens its pack; None if there is none that is fit.
     is_damaged
         Set where a worker found the pack unfit: blocks are coded anew from the sources then.
+    is_given
+        Whether it is one of a progressive checkpoint, and not of the cache: it cannot be made again.
     """
 
     base: Input
@@ -119,6 +122,7 @@ class CodeInput:
     stored: bytes
     open: Callable[[], OpenPack | None]
     is_damaged: bool = False
+    is_given: bool = False
     _pack: OpenPack | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _looked: bool = False
@@ -173,6 +177,17 @@ def let_go(group: Group, codes: CodeStore, reporter: Reporter) -> None:
             code.is_damaged = False
 
 
+def given_opener(code: GivenCode) -> Callable[[], OpenPack]:
+    """Return what opens a code of a progressive checkpoint in any thread.
+
+    Raises
+    ------
+    PackError
+        When it is called, if the file is not the one whose header was read.
+    """
+    return lambda: OpenPack(code.open(), code.header)
+
+
 def code_block(
     coding: Coding | CodeInput, data: tuple[memoryview, memoryview] | None, scratch: Scratch
 ) -> EncodedBlock:
@@ -186,10 +201,10 @@ def code_block(
     if data is None:
         return EncodedBlock(chunks=(b"",) * LEVELS, residuals=np.zeros(LEVELS))
     dtypes = (coding.base.ref.info.dtype, coding.expert.ref.info.dtype)
-    return encode_block(_delta(data, dtypes, scratch), coding.expert.grid.row_elements)
+    return encode_block(delta_of(data, dtypes, scratch), coding.expert.grid.row_elements)
 
 
-def _delta(data: tuple[memoryview, memoryview], dtypes: tuple[str, str], scratch: Scratch) -> Array:
+def delta_of(data: tuple[memoryview, memoryview], dtypes: tuple[str, str], scratch: Scratch) -> Array:
     """Return the difference of two blocks: in float64 where either is, else in float32."""
     work = "float64" if "F64" in dtypes else "float32"
     base, expert = (typed(part, dtype) for part, dtype in zip(data, dtypes, strict=True))

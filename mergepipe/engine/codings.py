@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.engine.coding import CodeKey, Coding
+from mergepipe.engine.meter import Meter
 from mergepipe.engine.work import Group, Input
 from mergepipe.graph.prices import is_coded
 from mergepipe.plan.codes import coded_slots, read_codes
@@ -22,6 +23,8 @@ def begin_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterato
     begun: set[CodeKey] = set()
     for work in group.works:
         for coded in coded_slots(work.plan, work.recipe.tensor):
+            if coded.expert.coded_only:
+                continue
             base, expert = (group.inputs[key] for key in (work.inputs[0], work.inputs[coded.slot]) if key is not None)
             pair = (base.key, expert.key)
             if pair not in begun and not _is_known(base, expert, codes, index):
@@ -34,7 +37,9 @@ def first_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterato
     begun: set[CodeKey] = set()
     for work in group.works:
         (tensor,) = (tensor for tensor in work.plan.tensors if tensor.name == work.name)
-        for slot in read_codes(work.plan, tensor):
+        for slot, coded in read_codes(work.plan, tensor).items():
+            if coded.expert.coded_only:
+                continue
             base, expert = (group.inputs[key] for key in (work.inputs[0], work.inputs[slot]) if key is not None)
             pair = (base.key, expert.key)
             if pair not in begun and not _is_known(base, expert, codes, index):
@@ -54,15 +59,28 @@ def uncoded_tensors(
 
 def lacking_packs(groups: Iterable[Group], codes: CodeStore) -> list[Group]:
     """Return the groups that read packs which are not there."""
-    return [group for group in groups if not all(codes.has_pack(code.stored) for code in group.codes.values())]
+    return [
+        group
+        for group in groups
+        if not all(code.is_given or codes.has_pack(code.stored) for code in group.codes.values())
+    ]
 
 
 def remade_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterator[Coding]:
     """Begin again the packs that the group reads and that are not there."""
     for code in group.codes.values():
-        if not codes.has_pack(code.stored):
+        if not code.is_given and not codes.has_pack(code.stored):
             codes.quarantine(code.stored)  # what is no file and has the name of one
             yield Coding.begin(codes, code.base, code.expert, index.geometry.block_elements)
+
+
+def count_headers(plans: Iterable[OutputPlan], index: SourceIndex, meters: Mapping[str, Meter]) -> None:
+    """Count what was read of the headers of progressive checkpoints, for the first output that uses each."""
+    for source, count in index.given.take_read().items():
+        for plan in plans:
+            if source in plan.sources:
+                meters[plan.output.name].index_bytes += count
+                break
 
 
 def finish_codings(codings: Iterable[Coding], codes: CodeStore | None, index: SourceIndex) -> None:

@@ -157,7 +157,10 @@ def is_readable(plan: OutputPlan, measured: OutputPlan, index: SourceIndex) -> b
     """Return whether a `measured_plan` needs no block that the output was built without reading.
 
     Experts whose budget goes by samples are known in part alone; what was not read of them is not read for this either.
+    Of progressive checkpoints there is no more than codes.
     """
+    if any(ref is not None and ref.coded_only for tensor in measured.tensors for ref in tensor.experts):
+        return False  # nobody here has the deltas
     sampled = {tensor.name: sampled_slots(tensor) for tensor in plan.tensors}
     refs = [tensor.slots[slot] for tensor in measured.tensors for slot in sampled[tensor.name]]
     return all(ref is None or slot_blocks(ref, index) is not None for ref in refs)

@@ -9,11 +9,12 @@ from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.engine.adapters import AdapterInput, Factors
-from mergepipe.engine.coding import CodeInput, CodeKey, opener
+from mergepipe.engine.coding import CodeInput, CodeKey, given_opener, opener
 from mergepipe.engine.staging import StagedShard
 from mergepipe.engine.work import Group, Input, InputKey, TensorWork
 from mergepipe.errors import InternalError
 from mergepipe.graph.blocks import Holding, TensorRecipe
+from mergepipe.graph.given import checked_code
 from mergepipe.plan.codes import read_codes
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
@@ -86,9 +87,14 @@ class GroupMaker:
                 if base is None or expert is None:
                     raise InternalError(f"`{work.name}` is merged from a code of content that is not known")
                 key, stored = work.code(slot), self._codes.key(base, expert)
+                given = checked_code(work.plan, coded.base, coded.expert, self._index)
                 if key not in found:
                     found[key] = CodeInput(
-                        base=inputs[key[0]], expert=inputs[key[1]], stored=stored, open=opener(self._codes, stored)
+                        base=inputs[key[0]],
+                        expert=inputs[key[1]],
+                        stored=stored,
+                        open=opener(self._codes, stored) if given is None else given_opener(given),
+                        is_given=given is not None,
                     )
         return found
 

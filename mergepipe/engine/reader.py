@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mergepipe.cache.sources import source_changed
 from mergepipe.checkpoints.geometry import BlockGrid
+from mergepipe.checkpoints.standalone import GET_AGAIN
 from mergepipe.digest import content_digest
 from mergepipe.engine.ahead import advise
 from mergepipe.engine.coding import CodeInput, CodeKey, Coding, OpenPack, code_block
@@ -129,6 +130,8 @@ class Reader:
         advise(self._files.descriptor(source), source.ref.info.offset + start, stop - start)
 
     def _read_run(self, source: Input, run: range) -> None:
+        if source.ref.coded_only:
+            raise InternalError(f"`{source.ref.info.name}` of `{source.ref.source}` is read, and is there as a code alone")
         start, stop = source.grid.byte_range(run.start)[0], source.grid.byte_range(run.stop - 1)[1]
         buffer, origin = self._buffer(source)
         self._files.read(source, buffer[start - origin : stop - origin], start)
@@ -182,7 +185,9 @@ class Reader:
             view, at = buffer[at : at + size], at + size
             try:
                 found = read_chunks(pack.fd, pack.header, stage, run, view)
-            except (PackError, StorageError):
+            except (PackError, StorageError) as error:
+                if code.is_given:
+                    raise unfit(pack, error) from None
                 continue
             for block, chunk in zip(run, found, strict=True):
                 chunks = self._codes.setdefault((code.key, block), [])
@@ -207,7 +212,14 @@ class Reader:
         """Return what decodes a slot's delta in a block."""
         first, stop = work.recipe.grid.rows_of(block)
         row = work.recipe.grid.row_elements
-        return BlockDecoder(self._codes[work.code(slot), block][:level], (stop - first) * row, row)
+        code = work.code(slot)
+        try:
+            return BlockDecoder(self._codes[code, block][:level], (stop - first) * row, row)
+        except PackError as error:
+            pack = self._group.codes[code].pack()
+            if pack is None:
+                raise
+            raise unfit(pack, error, f"block {block} cannot be decoded: ") from None
 
     # --- what is in memory ----------------------------------------------------------------------------------------
 
@@ -239,6 +251,13 @@ class Reader:
             return delta
         on = self._inputs[adapter.on]
         return add_delta(typed(self.data(adapter.on, block), on.ref.info.dtype), delta)
+
+
+def unfit(pack: OpenPack, error: PackError | StorageError, what: str = "") -> PackError:
+    """Return the error for a code that cannot be made again: it came with a progressive checkpoint."""
+    path = pack.header.path
+    message = error.message if path in error.message else f"`{path}`: {what}{error.message}"
+    return PackError(message, hint=GET_AGAIN, path=path)
 
 
 def _blocks(grid: BlockGrid, run: range, buffer: memoryview, origin: int) -> Iterator[tuple[int, memoryview]]:

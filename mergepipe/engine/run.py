@@ -26,7 +26,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.coding import let_go
-from mergepipe.engine.codings import BeginCodings, first_codings, lacking_packs, remade_codings, uncoded_tensors
+from mergepipe.engine.codings import BeginCodings, count_headers, first_codings, lacking_packs, remade_codings, uncoded_tensors
 from mergepipe.engine.deviation import Comparer, Comparison
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
@@ -130,6 +130,7 @@ class Engine:
                 self._catalog, self._packs, self._index, maker, pool, self._reporter, self._passes
             )
             finished = {p.output.name: finisher.finish(p, graph, works, shards, meters[p.output.name]) for p in plans}
+            count_headers(plans, self._index, meters)
             for plan in plans:
                 check_reads(plan, meters[plan.output.name])
             self._drop_abandoned(plans)
@@ -242,6 +243,7 @@ class Engine:
             self._record()
         finally:
             pool.close()
+        count_headers(plans, self._index, meters)
         found |= {name: tensor for one in passes for name, tensor in one.found.items()}
         return surveyed_outputs(plans, found, meters)
 

@@ -14,6 +14,7 @@ from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.passes import GroupPasses, Reducer
 from mergepipe.engine.work import Group, InputKey, Job, JobDone, TensorWork
+from mergepipe.graph.given import given_squares
 from mergepipe.graph.prices import level_prices
 from mergepipe.graph.survey import Survey, budget_tensor, is_surveyed, start_survey
 from mergepipe.plan.budget import BudgetTensor
@@ -88,7 +89,9 @@ class SurveyPasses(GroupPasses):
         """Put a price to each block; all inputs are known by now."""
         blocks = [self._packed(key) for key in work.inputs]
         prices = None if self._codes is None else level_prices(work.plan, work.recipe, self._index, self._codes)
-        self.found[work.plan.output.name, work.name] = budget_tensor(work.recipe, blocks, value, prices)
+        self.found[work.plan.output.name, work.name] = budget_tensor(
+            work.recipe, blocks, value, prices, given_squares(work.recipe.tensor, self._index)
+        )
 
     def _packed(self, key: InputKey | None) -> bytes | None:
         if key is None:

@@ -57,6 +57,11 @@ RARE_CRASH_POINTS = (
     "file.renamed",
     "planes.written",
     "planes.renamed",
+    "pack.begun",
+    "pack.exact",
+    "pack.assembled",
+    "pack.cleaned",
+    "pack.recovered",
 )
 
 _seen: Counter[str] = Counter()

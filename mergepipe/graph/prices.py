@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.graph.blocks import TensorRecipe
+from mergepipe.graph.given import checked_code
 from mergepipe.plan.codes import Coded, coded_slots
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 from mergepipe.progressive.levels import LEVELS
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
 
 
 def compared_slots(tensor: TensorPlan) -> tuple[int, ...]:
-    """Return the slots of the experts that are inputs, by name: their order in the Mergefile is nothing to measure."""
-    named = [(ref.source, ref.info.name, slot) for slot, ref in enumerate(tensor.slots) if slot and ref is not None]
+    """Return the slots of the experts that are inputs, by name: their order in the Mergefile is nothing to measure.
+
+    Those that are there as codes alone are not among them: what is known of them came with the codes.
+    """
+    inputs = [(slot, ref) for slot, ref in enumerate(tensor.slots) if slot and ref is not None]
+    named = [(ref.source, ref.info.name, slot) for slot, ref in inputs if not ref.coded_only]
     return tuple(slot for _, _, slot in sorted(named))
 
 
@@ -39,6 +44,7 @@ def whole_tensor(
     same: Array | None = None,
     errors: Array | None = None,
     prices: LevelPrices | None = None,
+    exact: Array | None = None,
 ) -> BudgetTensor:
     """Return what a budget is planned from, of numbers that were measured or estimated.
 
@@ -49,7 +55,7 @@ def whole_tensor(
         any.
     gram
         Over the whole tensor, float64 ``(experts + 1, experts + 1)``, the base first.
-    costs, same, prices
+    costs, same, prices, exact
         As in `BudgetTensor`.
     """
     import numpy as np
@@ -62,7 +68,7 @@ def whole_tensor(
         base = float(np.sqrt(gram[0, 0]))
     norms[np.isnan(norms)] = np.inf  # infinities and NaN, which `non_finite` allows, are read first
     update = None
-    if influence.combination is not None and np.isfinite(gram).all():
+    if influence.combination is not None and exact is None and np.isfinite(gram).all():
         update = update_norm(influence.combination, gram)
     return BudgetTensor(
         norms=norms,
@@ -73,6 +79,7 @@ def whole_tensor(
         base=base if np.isfinite(base) else None,
         errors=errors,
         prices=prices,
+        exact=exact,
     )
 
 
@@ -85,6 +92,8 @@ def level_prices(
     ------
     UnknownCodeError
         If a delta was not coded yet.
+    PlanError, PackError
+        If the code of a progressive checkpoint is of another base, or damaged.
     """
     import numpy as np
 
@@ -97,6 +106,12 @@ def level_prices(
     sizes = np.zeros((LEVELS, len(tensor.experts), blocks), np.int64)
     residuals = np.full(sizes.shape, np.inf)
     for one in coded:
+        given = checked_code(plan, one.base, one.expert, index)
+        if given is not None:
+            stages, left = given.header.prices()
+            np.cumsum(stages, axis=0, out=sizes[:, one.slot - 1])
+            residuals[:, one.slot - 1] = left
+            continue
         digests = [index.tensor(ref.source, ref.info) for ref in (one.base, one.expert)]
         known = None
         if digests[0] is not None and digests[1] is not None:
@@ -110,6 +125,8 @@ def level_prices(
 
 def is_coded(coded: Coded, codes: CodeStore, index: SourceIndex) -> bool:
     """Return whether it is known what the levels of a delta come to."""
+    if coded.expert.coded_only:
+        return True
     digests = [index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert)]
     if digests[0] is None or digests[1] is None:
         return False

@@ -15,6 +15,7 @@ from mergepipe.cache.statistics import StatisticStore, StatisticTable
 from mergepipe.digest import digest_at
 from mergepipe.errors import OperatorError
 from mergepipe.graph.blocks import TensorRecipe, key_of_statistic
+from mergepipe.graph.given import given_squares
 from mergepipe.graph.inputs import slot_blocks
 from mergepipe.graph.prices import (
     UnknownCodeError,
@@ -126,6 +127,7 @@ def known_survey(plan: OutputPlan, index: SourceIndex, store: StatisticStore, co
                 return None
             found[tensor.name] = estimated_tensor(recipe, estimates)
             continue
+        given = given_squares(tensor, index)
         known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
         if any(packed is None and slot is not None for packed, slot in zip(known, tensor.slots, strict=True)):
             return None
@@ -136,7 +138,7 @@ def known_survey(plan: OutputPlan, index: SourceIndex, store: StatisticStore, co
             prices = level_prices(plan, recipe, index, codes)
         except UnknownCodeError:
             return None
-        found[tensor.name] = budget_tensor(recipe, known, measured, prices)
+        found[tensor.name] = budget_tensor(recipe, known, measured, prices, given)
     return found
 
 
@@ -166,7 +168,11 @@ def _digests(known: Sequence[bytes | None], block: int) -> list[bytes | None]:
 
 
 def budget_tensor(
-    recipe: TensorRecipe, known: Sequence[bytes | None], measured: Measured, prices: LevelPrices | None = None
+    recipe: TensorRecipe,
+    known: Sequence[bytes | None],
+    measured: Measured,
+    prices: LevelPrices | None = None,
+    given: Mapping[int, Array] | None = None,
 ) -> BudgetTensor:
     """Return what a budget is planned from for one tensor.
 
@@ -176,6 +182,8 @@ def budget_tensor(
         Per slot the packed block digests; those of all inputs.
     prices
         What the levels between nothing and the exact block come to.
+    given
+        By expert that is there as a code alone, the squares of the norms of its delta (`given_squares`).
     """
     import numpy as np
 
@@ -183,6 +191,11 @@ def budget_tensor(
     first = first_equal(recipe, known)
     costs[first < 0] = 0  # zero deltas
     same = np.where(first < 0, np.arange(len(first))[:, None], first)
+    squares, exact = measured.squares, None
+    if given:
+        squares, exact = squares.copy(), np.ones(len(squares), np.bool_)
+        for expert, values in given.items():
+            squares[expert], exact[expert] = values, False
     return whole_tensor(
-        recipe, measured.squares, measured.gram, measured.influence, costs=costs, same=same, prices=prices
+        recipe, squares, measured.gram, measured.influence, costs=costs, same=same, prices=prices, exact=exact
     )

@@ -55,8 +55,7 @@ def locked_source(source: Source, checkpoint: Checkpoint, digest: bytes | None, 
 
 def location(source: Source) -> dict[str, str]:
     """Return where a source is, as declared."""
-    facts = {"path": source.path, "hub": source.hub, "revision": source.revision, "on": source.on}
-    return {key: value for key, value in facts.items() if value is not None}
+    return source.location
 
 
 def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex | None) -> LockedOutput:

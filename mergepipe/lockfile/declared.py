@@ -41,8 +41,7 @@ def mergefile_differences(lock: Lockfile, mergefile: Mergefile, versions: Mappin
 
 
 def _source(source: Source, locked: LockedSource | None) -> LockedSource:
-    location = {"path": source.path, "hub": source.hub, "revision": source.revision, "on": source.on}
-    found = {key: value for key, value in location.items() if value is not None}
+    found = source.location
     if locked is None:
         return LockedSource(name=source.name, location=found, digest=b"", tensors=0, bytes=0)
     if source.revision is None and "revision" in locked.location:

@@ -21,7 +21,7 @@ REVISION = 1
 1: levels. It is written only where there are any, so that locks without them stay what they are.
 """
 
-LOCATION_KEYS = ("path", "hub", "revision", "on")
+LOCATION_KEYS = ("path", "progressive", "hub", "revision", "on")
 BOUND_KEYS = ("kind", "absolute", "relative_to_update")
 UNKNOWN_DIGEST = b""
 """Stands for a digest that is not known yet, in a lock that is compared before anything was merged."""

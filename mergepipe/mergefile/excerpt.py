@@ -80,8 +80,8 @@ def _source(source: Source) -> Iterator[str]:
     for key, value in (("hub", source.hub), ("revision", source.revision), ("on", source.on)):
         if value is not None:
             yield f"{key} = {toml_string(value)}"
-    if source.progressive:
-        yield "progressive = true"
+    if source.progressive is not None:
+        yield _path("progressive", source.progressive)
 
 
 def _operator(operator: CustomOperator) -> Iterator[str]:

@@ -18,6 +18,7 @@ from mergepipe.mergefile.locate import LineMap, locate
 from mergepipe.mergefile.names import Names, check_names, named_tables
 from mergepipe.mergefile.outputs import OUTPUT_KEYS, read_output
 from mergepipe.mergefile.problems import Problems
+from mergepipe.mergefile.progressive import check_progressive, with_coarse_budget
 from mergepipe.mergefile.schema import CustomOperator, Mergefile
 from mergepipe.mergefile.sources import SOURCE_KEYS, read_operator, read_source
 from mergepipe.mergefile.table import Table
@@ -104,6 +105,7 @@ def check_declarations(
     problems = Problems(path.name, str(path), LineMap({}))
     mergefile = _entries(Table(data, (), problems), path, signatures, load)
     check_whole(mergefile, problems)
+    check_progressive(mergefile, problems)
     report_unsupported(mergefile, problems)
     problems.raise_if_any()
     return mergefile
@@ -124,6 +126,7 @@ def _read(
     top.check_keys(_TOP_KEYS)
     mergefile = _entries(top, path, signatures, load)
     check_whole(mergefile, problems)
+    check_progressive(mergefile, problems)
     report_unsupported(mergefile, problems)
     return mergefile, problems
 
@@ -165,10 +168,12 @@ def _entries(top: Table, path: Path, signatures: Mapping[str, OperatorSignature]
     )
     signatures = {**signatures, **{name: signature for name, signature in loaded.items() if signature is not None}}
     known = {**dict.fromkeys(loaded, _UNSEEN), **custom}
+    found = {name: read_source(name, table, names) for name, table in sources.items()}
+    declared = {name: read_output(name, table, names, signatures, known) for name, table in outputs.items()}
     return Mergefile(
         path=Path(os.path.abspath(path)),  # noqa: PTH100 - symlinks stay as they are
-        sources={name: read_source(name, table, names) for name, table in sources.items()},
-        outputs={name: read_output(name, table, names, signatures, known) for name, table in outputs.items()},
+        sources=found,
+        outputs={name: with_coarse_budget(output, found) for name, output in declared.items()},
         operators=custom,
     )
 

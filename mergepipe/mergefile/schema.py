@@ -20,9 +20,10 @@ DEFAULT_SHARD_SIZE = 5 * 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A named checkpoint: either a ``path`` (as written) or a ``hub`` repository with an optional revision.
+    """A named checkpoint: a ``path`` (as written), a ``hub`` repository with an optional revision, or ``progressive``.
 
-    ``on`` names the checkpoint that an adapter applies to; ``progressive`` asks for a progressive pack of it.
+    The last is the path (as written) of a progressive checkpoint, which `mergepipe pack` makes. ``on`` names the
+    checkpoint that an adapter applies to.
     """
 
     name: str
@@ -30,8 +31,20 @@ class Source:
     hub: str | None = None
     revision: str | None = None
     on: str | None = None
-    progressive: bool = False
+    progressive: str | None = None
     line: int = field(default=0, compare=False)
+
+    @property
+    def place(self) -> str | None:
+        """Its path as written, whichever of the two it is; None for a hub source."""
+        return self.progressive if self.path is None else self.path
+
+    @property
+    def location(self) -> dict[str, str]:
+        """Where it is, as declared: its keys and their values."""
+        keys = ("path", "progressive", "hub", "revision", "on")
+        found = {key: getattr(self, key) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +101,22 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The limit on expert reads: bytes, a share (0 to 1) of the full read, or the largest relative error."""
+    """The limit on expert reads: bytes, a share (0 to 1) of the full read, or the largest relative error.
+
+    ``coarse`` says that an expert is a progressive checkpoint: however much is read, it is no full read.
+    """
 
     expert_reads: int | None = None
     share: float | None = None
     max_error: float | None = None
     stats: str = "full"
     precision: str | None = None
+    coarse: bool = False
 
     @property
     def is_full_read(self) -> bool:
         """Whether it limits nothing, so that the merge is the full-read merge."""
-        return self.expert_reads is None and self.max_error is None and self.share in (None, 1.0)
+        return not self.coarse and self.expert_reads is None and self.max_error is None and self.share in (None, 1.0)
 
     @property
     def uses_levels(self) -> bool:
@@ -113,7 +130,8 @@ class Budget:
         """
         if self.is_full_read:
             return "full"
-        limit = f"{self.expert_reads} B" if self.share is None else f"{100 * self.share:.15g}%"
+        share = 1.0 if self.share is None else self.share
+        limit = f"{100 * share:.15g}%" if self.expert_reads is None else f"{self.expert_reads} B"
         if self.max_error is not None:
             limit = f"max_error {self.max_error!r}"
         limit = f"{limit} in levels" if self.uses_levels else limit
@@ -188,7 +206,7 @@ class Mergefile:
 
     def source_path(self, name: str) -> Path | None:
         """Return the absolute path of a source, None for a hub source."""
-        path = self.sources[name].path
+        path = self.sources[name].place
         return None if path is None else self.absolute(path)
 
     def output_path(self, name: str) -> Path:

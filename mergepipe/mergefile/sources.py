@@ -22,9 +22,20 @@ def read_source(name: str, table: Table, names: Names) -> Source:
     revision = table.string("revision", "a commit or a branch")
     if hub is not None and not _HUB.fullmatch(hub):
         table.wrong("hub", "a repository such as `org/model`")
+    progressive = table.location("progressive", "a path relative to the Mergefile")
     if "path" in table and "hub" in table:
         table.problems.add(table.at("hub"), "a source has a `path` or a `hub` repository, not both")
-    if "path" not in table and "hub" not in table:
+    elif "progressive" in table and ("path" in table or "hub" in table):
+        other = "path" if "path" in table else "hub"
+        table.problems.add(
+            table.at("progressive"),
+            f"a source has a {code(other)} or a `progressive` checkpoint, not both",
+            hint=f"remove {code(other)} to read the progressive checkpoint, or `progressive` to read the other",
+        )
+    if "progressive" in table and "on" in table:
+        what = "an adapter is no progressive checkpoint: `on` goes with a `path`"
+        table.problems.add(table.at("on"), what)
+    if not any(key in table for key in ("path", "hub", "progressive")):
         table.missing("path", "where the checkpoint is", hint='write `path = "models/NAME"`, relative to the Mergefile')
     if "revision" in table and "hub" not in table:
         table.problems.add(
@@ -41,7 +52,7 @@ def read_source(name: str, table: Table, names: Names) -> Source:
         hub=hub,
         revision=revision,
         on=on,
-        progressive=table.flag("progressive", default=False),
+        progressive=progressive,
         line=table.line,
     )
 

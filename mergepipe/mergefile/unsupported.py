@@ -29,9 +29,6 @@ def _source(source: Source, mergefile: Mergefile, problems: Problems) -> None:
     if below is not None and below.on is not None and below.name != source.name:
         hint = f"merge {code(below.name)} into {code(below.on)} first (`passthrough`), and apply it to the result"
         _unsupported(problems, (*path, "on"), "an adapter on an adapter", "adapter", hint)
-    if source.progressive:
-        hint = "remove it: it changes no result"
-        _unsupported(problems, (*path, "progressive"), "`progressive`", "progressive", hint)
 
 
 def _unsupported(problems: Problems, path: KeyPath, what: str, feature: str, hint: str | None = None) -> None:

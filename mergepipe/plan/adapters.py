@@ -33,7 +33,8 @@ def input_ref(checkpoint: Checkpoint, name: str, *, delta: bool = False) -> Inpu
     """
     adapter, info = checkpoint.adapter, checkpoint.tensors[name]
     if adapter is None:
-        return InputRef(source=checkpoint.label, info=info)
+        coded = checkpoint.standalone is not None and checkpoint.standalone.is_coded(name)
+        return InputRef(source=checkpoint.label, info=info, coded_only=coded)
     pair, whole = adapter.low_rank.get(name), adapter.replaced.get(name)
     below = InputRef(source=adapter.on.label, info=adapter.on.tensors[name])
     if whole is not None:

@@ -78,6 +78,9 @@ class BudgetTensor:
         for exact ones.
     prices
         What levels between nothing and the exact block come to; None: there are none.
+    exact
+        Of which experts blocks can be read exactly, bool ``(experts,)``; None: of all. Of the others nothing is known of
+        how their deltas lie to one another, and there is no `update`.
     """
 
     norms: Array
@@ -88,6 +91,7 @@ class BudgetTensor:
     base: float | None = None
     errors: Array | None = None
     prices: LevelPrices | None = None
+    exact: Array | None = None
 
     @property
     def bounds_whole_blocks(self) -> bool:
@@ -125,6 +129,8 @@ class Order:
         Lower bounds of the norms of the full read less the base and of the base, over all tensors; None if unknown.
     sampled
         Whether norms are estimates.
+    reach
+        How many items a budget may take: behind them are the exact blocks of experts that are there as codes alone.
     """
 
     tensors: tuple[BudgetTensor, ...]
@@ -146,6 +152,7 @@ class Order:
     update: float | None
     base: float | None
     sampled: bool
+    reach: int
 
     def count(self, budget: Budget, expert_bytes: int | None = None) -> int:
         """Return how many items a budget buys.
@@ -156,7 +163,7 @@ class Order:
             What a share of it is a share of; by default what all items cost.
         """
         if budget.is_full_read:
-            return len(self.items)
+            return self.reach
         if budget.max_error is not None:
             return self.within(budget.max_error)
         if budget.expert_reads is not None:
@@ -167,15 +174,17 @@ class Order:
 
     def fitting(self, limit: int) -> int:
         """Return the length of the longest prefix that costs at most so many bytes."""
-        return int(np.searchsorted(self.bytes, min(limit, int(self.bytes[-1])), side="right")) - 1
+        found = int(np.searchsorted(self.bytes, min(limit, int(self.bytes[-1])), side="right")) - 1
+        return min(found, self.reach)
 
     def within(self, max_error: float) -> int:
         """Return the length of the shortest prefix whose bound relative to the update is at most this.
 
         Everything where no such bound is known. The bound never grows along the order, so bisection finds it.
         """
-        lengths = range(self.unbounded, len(self.items) + 1)
-        return lengths[bisect.bisect_left(lengths, True, key=lambda k: self._relative(k, self.update) <= max_error)]
+        lengths = range(min(self.unbounded, self.reach), self.reach + 1)
+        found = bisect.bisect_left(lengths, True, key=lambda k: self._relative(k, self.update) <= max_error)
+        return lengths[min(found, len(lengths) - 1)]
 
     def _relative(self, count: int, norm: float | None) -> float:
         bound = float(self.bounds[count])
@@ -245,6 +254,7 @@ def reading_order(tensors: Sequence[BudgetTensor], *, sampled: bool = False) -> 
     gains = before**2 - after**2
     doubt = row_of([_doubts(tensor) for tensor in tensors], np.float64)[items]
     blind = spread_out([tensor.influence.kind == "none" for tensor in tensors], tensors, np.bool_)
+    is_partly_coded = any(tensor.exact is not None for tensor in tensors)
     unknown = np.flatnonzero(blind[items] & (masses[items] > 0) & (before > 0))
     grown = 1.0 + margin(len(items))
     return Order(
@@ -264,9 +274,10 @@ def reading_order(tensors: Sequence[BudgetTensor], *, sampled: bool = False) -> 
         variances=to_the_end(doubt * doubt),
         unbounded=int(unknown[-1]) + 1 if unknown.size else 0,
         mass=mass,
-        update=_whole_norm([tensor.update for tensor in tensors]),
+        update=None if is_partly_coded else _whole_norm([tensor.update for tensor in tensors]),
         base=_whole_norm([tensor.base for tensor in tensors]),
         sampled=sampled,
+        reach=int(np.count_nonzero(steps.rates >= 0)),
     )
 
 
@@ -285,7 +296,8 @@ def _steps(tensors: Sequence[BudgetTensor], costs: Array, effects: Array) -> Ste
             sizes = np.stack([size.T.ravel()[places] for size in tensor.prices.sizes])
             left = np.stack([missing.T.ravel()[places] for missing in tensor.prices.residuals])
             norms = tensor.norms.T.ravel()[places]
-            steps = hull_steps(places, paid, weight, sizes, _ratio_of(weight, norms) * left)
+            exact = None if tensor.exact is None else np.tile(tensor.exact, tensor.norms.shape[1])[places]
+            steps = hull_steps(places, paid, weight, sizes, _ratio_of(weight, norms) * left, exact)
         found.append(replace(steps, places=steps.places + start))
         start += cost.size
     return joined_steps(found)

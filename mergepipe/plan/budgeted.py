@@ -118,7 +118,7 @@ def settled(plan: OutputPlan) -> OutputPlan:
     """Return the plan of a full read where a budget in bytes allows for one: nothing has to be measured for that."""
     budget = plan.output.budget
     limit = None if budget is None else budget.expert_reads
-    if limit is None or limit < plan.expert_bytes - plan.adapter_bytes:
+    if budget is None or budget.coarse or limit is None or limit < plan.expert_bytes - plan.adapter_bytes:
         return plan
     from mergepipe.plan.bounds import ErrorBound
 

@@ -4,7 +4,8 @@ A block of an expert can be left out, read exactly, or read as the first stages 
 (`mergepipe.progressive`). Each of these is a point: the bytes that it takes, and the square of what is then missing of
 its effect. Only the points of the lower convex hull are worth buying: along it the error removed per byte falls from
 step to step, so that a budget that takes all steps in one order by that rate takes those of a block one after the
-other, and a larger budget never lowers a level. The hull always ends in the exact block.
+other, and a larger budget never lowers a level. The hull ends in the exact block, or, where an expert is there as codes
+alone, in the best level.
 
 Source: Lagrangian bit allocation over convex hulls (Shoham and Gersho 1988, "Efficient bit allocation for an arbitrary
 set of quantizers").
@@ -90,7 +91,13 @@ def whole_steps(places: Array, costs: Array, effects: Array) -> Steps:
     )
 
 
-def hull_steps(places: Array, costs: Array, effects: Array, sizes: Array, residuals: Array) -> Steps:
+OUT_OF_REACH = -1.0
+"""The rate of a step that no budget takes: to the exact block of what is there as a code alone. It comes last."""
+
+
+def hull_steps(
+    places: Array, costs: Array, effects: Array, sizes: Array, residuals: Array, exact: Array | None = None
+) -> Steps:
     """Return the steps along the lower convex hull of each place.
 
     Parameters
@@ -101,8 +108,12 @@ def hull_steps(places: Array, costs: Array, effects: Array, sizes: Array, residu
         Of the exact block, and of leaving it out: bytes and effect, ``(n,)``.
     sizes, residuals
         Bytes and remaining effect of each level, ``(levels, n)``; a size of 0 is a level that is not there.
+    exact
+        Whether the exact block can be read, bool ``(n,)``; None: all can. The hull of one that cannot ends at its best
+        level, and a step from there to the exact block, which is `OUT_OF_REACH`, has what then remains.
     """
     levels = len(sizes)
+    exact = np.ones(len(places), np.bool_) if exact is None else exact
     squares = _squares(effects, residuals)
     at, last = np.zeros(len(places), np.int64), np.full(len(places), np.inf)
     bytes_there = np.concatenate([np.zeros((1, len(places)), np.int64), sizes, costs[None]])
@@ -113,11 +124,12 @@ def hull_steps(places: Array, costs: Array, effects: Array, sizes: Array, residu
         here = at[open_]
         spent, missing = bytes_there[here, open_], squares[here, open_]
         best, rate = np.full(open_.size, levels + 1), _rate(missing, 0.0, costs[open_] - spent)
+        rate = np.where(exact[open_], rate, OUT_OF_REACH)
         for level in range(levels, 0, -1):
             more = bytes_there[level, open_] - spent
             able = usable[level - 1, open_] & (level > here) & (more > 0)
             other = np.where(able, _rate(missing, squares[level, open_], np.maximum(more, 1)), -1.0)
-            better = other > rate
+            better = (other > rate) & (other >= 0)
             best[better], rate[better] = level, other[better]
         rate = np.minimum(rate, last[open_])  # what rounding may make of nearly equal rates
         cost = bytes_there[best, open_] - spent

@@ -21,6 +21,7 @@ from mergepipe.mergefile.resolve import unmatched_rules
 from mergepipe.mergefile.schema import Output, Rule
 from mergepipe.plan.adapters import adapter_notes, resized, with_bases
 from mergepipe.plan.budgeted import check_budget, settled
+from mergepipe.plan.given import given_errors
 from mergepipe.plan.layout import TensorSlot, lay_out
 from mergepipe.plan.parts import Operators, Part, whole_output
 from mergepipe.plan.sampling import with_sampling
@@ -84,6 +85,7 @@ def plan_output(
     refused = check_budget(plan)
     if refused is not None:
         raise refused
+    raise_collected(given_errors(plan))
     return with_sampling(settled(plan))
 
 

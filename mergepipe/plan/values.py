@@ -66,12 +66,15 @@ class InputRef:
     levels
         A byte for each block, 0 for those that are never read, where the tensor was measured by samples and a budget
         leaves blocks out; None where it is read whole.
+    coded_only
+        Whether it is there as a code of its delta alone, in a progressive checkpoint: it has no bytes to be read.
     """
 
     source: str
     info: TensorInfo
     lora: LoraRef | None = None
     levels: bytes | None = None
+    coded_only: bool = False
 
     @property
     def stored(self) -> tuple[InputRef, ...]:

@@ -15,6 +15,7 @@ from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import record_digest
+from mergepipe.graph.given import check_bases
 from mergepipe.graph.inputs import source_pins
 from mergepipe.graph.prices import is_coded
 from mergepipe.plan.access import TensorAccess
@@ -72,6 +73,7 @@ def resolved(
     """
     if not plan.is_pending:
         return plan
+    check_bases(plan, index)
     key = _key(plan, index)
     if key is not None and recorded is not None and recorded.key == key:
         restored = _restored(plan, recorded)

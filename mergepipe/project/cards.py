@@ -97,4 +97,4 @@ def _card_sources(plan: OutputPlan, plans: Plans) -> Iterator[CardSource]:
 
 def _location(name: str, plans: Plans) -> str | None:
     declared = plans.mergefile.sources.get(name)
-    return None if declared is None else declared.path or declared.hub or name
+    return None if declared is None else declared.place or declared.hub or name

@@ -11,6 +11,7 @@ from pathlib import Path
 from mergepipe.checkpoints.adapter import open_adapter
 from mergepipe.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.checkpoints.progressive import open_standalone
 from mergepipe.errors import MergefileError, MergepipeError, PublishError, raise_collected
 from mergepipe.fsio.identity import settle
 from mergepipe.mergefile.checks import references
@@ -127,6 +128,8 @@ def open_settled(path: Path, source: Source, checkpoints: Mapping[str, Checkpoin
 
 def _open(path: Path, source: Source, checkpoints: Mapping[str, Checkpoint]) -> Checkpoint:
     path = Path(os.path.normpath(path))
+    if source.progressive is not None:
+        return open_standalone(path, label=source.name, shown=source.progressive)
     if source.on is None:
         return open_checkpoint(path, label=source.name, shown=source.path)
     return open_adapter(path, label=source.name, on=checkpoints[source.on], shown=source.path)

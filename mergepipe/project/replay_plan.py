@@ -235,7 +235,7 @@ def _source_path(mergefile: Mergefile, name: str, given: Mapping[str, Path]) -> 
     if name in given:
         path, hint = _absolute(given[name]), "the path was given with `--source`"
     elif (located := mergefile.source_path(name)) is not None:
-        path, declared = located, mergefile.sources[name].path or ""
+        path, declared = located, mergefile.sources[name].place or ""
         hint = f"give it with `--source {name}=PATH`"
         if not os.path.isabs(os.path.expanduser(declared)):  # noqa: PTH111, PTH117 - as `Mergefile.absolute`
             hint += ", or the folder that relative paths start from, where the Mergefile was, with `--base-dir DIR`"

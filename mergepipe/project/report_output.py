@@ -140,8 +140,7 @@ def _source(looked: Looked, locked: LockedOutput, name: str) -> ReportedSource:
     declared = looked.plans.mergefile.sources.get(name)
     location = {OUTPUT_KEY: name}
     if declared is not None:
-        keys = {"path": declared.path, "hub": declared.hub, "revision": declared.revision, "on": declared.on}
-        location = {key: value for key, value in keys.items() if value is not None}
+        location = declared.location
     return ReportedSource(
         source=name,
         roles=tuple(roles or ["adapted"]),

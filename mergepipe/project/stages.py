@@ -155,6 +155,6 @@ def _folder(
 
 def shown_root(mergefile: Mergefile, checkpoint: Checkpoint) -> str:
     """Return what messages call a source's folder: as it is declared, unless it was read from somewhere else."""
-    declared, path = mergefile.sources[checkpoint.label].path, mergefile.source_path(checkpoint.label)
+    declared, path = mergefile.sources[checkpoint.label].place, mergefile.source_path(checkpoint.label)
     is_there = path is not None and os.path.normpath(path) == os.path.normpath(checkpoint.root)
     return declared if declared is not None and is_there else str(checkpoint.root)

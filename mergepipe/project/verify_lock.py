@@ -164,8 +164,7 @@ def _source(entry: LockedSource, vouchers: Sequence[Voucher], mergefile: Mergefi
     declared = mergefile.sources.get(entry.name)
     places: list[Mapping[str, str]] = [source.location for source in records]
     if declared is not None:
-        facts = {"path": declared.path, "hub": declared.hub, "revision": declared.revision, "on": declared.on}
-        places.insert(0, {key: value for key, value in facts.items() if value is not None})
+        places.insert(0, declared.location)
     location = entry.location if not places or entry.location in places else places[0]
     contents = [(source.digest, source.tensors, source.bytes) for source in records]
     content = (entry.digest, entry.tensors, entry.bytes)

@@ -106,7 +106,7 @@ def _agreed(values: Iterable[str]) -> str:
 def _repository(source: Source) -> tuple[str, ...]:
     """Return the repository that a location names: one of a hub, or a folder in a hub's cache."""
     found = [source.hub] if source.hub is not None else []
-    found += [f"{match['owner']}/{match['name']}" for match in _CACHED.finditer(source.path or "")]
+    found += [f"{match['owner']}/{match['name']}" for match in _CACHED.finditer(source.place or "")]
     return tuple(name for name in found[:1] if is_hub_id(name))
 
 
@@ -117,7 +117,7 @@ def _origin(text: str) -> tuple[str, ...]:
 
 
 def _folder(source: Source) -> tuple[str, ...]:
-    return tuple(name for name in list(_names(source.path or ""))[-1:] if is_hub_name(name))
+    return tuple(name for name in list(_names(source.place or ""))[-1:] if is_hub_name(name))
 
 
 def _names(path: str) -> Iterator[str]:

@@ -76,6 +76,25 @@ def has_tokenizer(root: Path) -> bool:
     return bool(_carried(root, _TOKENIZERS))
 
 
+def carried_files(place: Place) -> tuple[SideFile, ...]:
+    """Return the files beside the weights of a checkpoint as they are taken along with it, in name order.
+
+    Raises
+    ------
+    SourceError
+        As `side_files`.
+    """
+    found: list[SideFile] = []
+    errors: list[MergepipeError] = []
+    for name in sorted([*_carried(place.root), *([CONFIG] if (place.root / CONFIG).is_file() else [])]):
+        try:
+            found.append(SideFile(name=name, data=_read(place, name)))
+        except SourceError as error:
+            errors.append(error)
+    raise_collected(errors)
+    return tuple(found)
+
+
 def side_files(
     plan: OutputPlan, tokenizer: Place | None, definer: Place | None, *, model: Place | None = None
 ) -> tuple[SideFile, ...]:

@@ -1,0 +1,92 @@
+"""Experts that are there as codes alone: whether they are codes against the base that they are merged onto, and norms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mergepipe.cache.given import GivenCode
+from mergepipe.cache.sources import SourceIndex
+from mergepipe.digest import format_digest
+from mergepipe.errors import PlanError
+from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_WIDER = 1.0 + 2.0**-21
+"""More than what rounding differences to float32 can take off the square of a norm."""
+
+
+def check_bases(plan: OutputPlan, index: SourceIndex) -> None:
+    """Check that the progressive checkpoints of an output were packed against its base, as far as that is known.
+
+    Raises
+    ------
+    PlanError
+        If one was packed against another.
+    PackError
+        If one is damaged.
+    """
+    for source, checkpoint in plan.sources.items():
+        if checkpoint.standalone is None:
+            continue
+        for tensor in plan.tensors:
+            for ref in tensor.experts:
+                if ref is not None and ref.source == source and ref.coded_only and tensor.base is not None:
+                    if index.digest(tensor.base.source) != checkpoint.standalone.base:
+                        checked_code(plan, tensor.base, ref, index)
+
+
+def checked_code(plan: OutputPlan, base: InputRef, expert: InputRef, index: SourceIndex) -> GivenCode | None:
+    """Return the code of an expert's tensor that is there as a code alone; None for any other.
+
+    Raises
+    ------
+    PlanError
+        If it is a code against another tensor than the base's.
+    PackError
+        If it is damaged.
+    """
+    if not expert.coded_only:
+        return None
+    own = index.tensor(base.source, base.info)
+    given = index.given.code(expert.source, expert.info)
+    if given is not None and own is not None and own != given.header.base_digest:
+        raise _other_base(plan, base, expert, index)
+    return given
+
+
+def _other_base(plan: OutputPlan, base: InputRef, expert: InputRef, index: SourceIndex) -> PlanError:
+    value = index.given.standalone(expert.source)
+    packed = "" if value is None else format_digest(value.base)
+    digest = index.digest(base.source)
+    here = "not known yet" if digest is None else format_digest(digest)
+    return PlanError(
+        f"output `{plan.output.name}`: the progressive checkpoint `{expert.source}` was packed against another base than"
+        f" `{base.source}`: tensor `{base.info.name}` differs\n"
+        f"  packed against {packed}\n"
+        f"  `{base.source}` is {here}",
+        hint="give the base that it was packed against, or get one that was packed against this base",
+        output=plan.output.name,
+        source=expert.source,
+        tensor=expert.info.name,
+        expected=packed,
+        got=here,
+    )
+
+
+def given_squares(tensor: TensorPlan, index: SourceIndex) -> dict[int, Array]:
+    """Return by expert the squares of the norms of deltas that are there as codes alone, float64 ``(blocks,)``."""
+    import numpy as np
+
+    found = {}
+    for number, ref in enumerate(tensor.experts):
+        given = index.given.code(ref.source, ref.info) if ref is not None and ref.coded_only else None
+        if ref is None or given is None or tensor.base is None:
+            continue
+        squares = np.asarray(given.squares, np.float64)
+        narrow = "F64" not in (ref.info.dtype, tensor.base.info.dtype)
+        found[number] = squares * _WIDER if narrow and tensor.work == "float64" else squares
+    return found
