@@ -10,6 +10,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.engine.coding import CodeKey, Coding
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.work import Group, Input
+from mergepipe.graph.given import checked_code
 from mergepipe.graph.prices import is_coded
 from mergepipe.plan.codes import coded_slots, read_codes
 from mergepipe.plan.values import OutputPlan, TensorPlan
@@ -72,6 +73,19 @@ def remade_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterat
         if not code.is_given and not codes.has_pack(code.stored):
             codes.quarantine(code.stored)  # what is no file and has the name of one
             yield Coding.begin(codes, code.base, code.expert, index.geometry.block_elements)
+
+
+def check_given(group: Group, index: SourceIndex) -> None:
+    """Check that the codes of progressive checkpoints that a group has read are against its bases, now that it read these.
+
+    Raises
+    ------
+    PlanError
+        If one is against another.
+    """
+    for work in group.works:
+        for coded in read_codes(work.plan, work.recipe.tensor).values():
+            checked_code(work.plan, coded.base, coded.expert, index)
 
 
 def count_headers(plans: Iterable[OutputPlan], index: SourceIndex, meters: Mapping[str, Meter]) -> None:

@@ -84,10 +84,12 @@ class GroupMaker:
         for work in works:
             for slot, coded in read_codes(work.plan, work.recipe.tensor).items():
                 base, expert = (self._index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert))
+                given = checked_code(work.plan, coded.base, coded.expert, self._index)
+                if given is not None:
+                    base = given.header.base_digest  # the base itself may be cold; `check_given` looks at it then
                 if base is None or expert is None:
                     raise InternalError(f"`{work.name}` is merged from a code of content that is not known")
                 key, stored = work.code(slot), self._codes.key(base, expert)
-                given = checked_code(work.plan, coded.base, coded.expert, self._index)
                 if key not in found:
                     found[key] = CodeInput(
                         base=inputs[key[0]],

@@ -13,7 +13,7 @@ from mergepipe.engine.coding import CodeInput, CodeKey, Coding, OpenPack, code_b
 from mergepipe.engine.files import Files
 from mergepipe.engine.kernel import Array, Scratch, add_delta, typed
 from mergepipe.engine.work import UNREAD, Input, InputKey, Job, TensorWork
-from mergepipe.errors import InternalError, PackError, StorageError
+from mergepipe.errors import InternalError, PackError, PlanError, StorageError
 from mergepipe.progressive.decode import BlockDecoder
 from mergepipe.progressive.encode import EncodedBlock
 from mergepipe.progressive.pack import read_chunks
@@ -131,7 +131,13 @@ class Reader:
 
     def _read_run(self, source: Input, run: range) -> None:
         if source.ref.coded_only:
-            raise InternalError(f"`{source.ref.info.name}` of `{source.ref.source}` is read, and is there as a code alone")
+            raise PlanError(
+                f"`{source.ref.info.name}` of `{source.ref.source}` is needed exactly, and a progressive checkpoint has a"
+                " code of it alone",
+                hint="give the whole checkpoint",
+                source=source.ref.source,
+                tensor=source.ref.info.name,
+            )
         start, stop = source.grid.byte_range(run.start)[0], source.grid.byte_range(run.stop - 1)[1]
         buffer, origin = self._buffer(source)
         self._files.read(source, buffer[start - origin : stop - origin], start)

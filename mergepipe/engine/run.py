@@ -26,7 +26,15 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.coding import let_go
-from mergepipe.engine.codings import BeginCodings, count_headers, first_codings, lacking_packs, remade_codings, uncoded_tensors
+from mergepipe.engine.codings import (
+    BeginCodings,
+    check_given,
+    count_headers,
+    first_codings,
+    lacking_packs,
+    remade_codings,
+    uncoded_tensors,
+)
 from mergepipe.engine.deviation import Comparer, Comparison
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
@@ -361,6 +369,7 @@ class Engine:
         for key, count in passes.finish().items():
             run.owner(group, key).index_bytes += count
         let_go(group, self._codes, self._reporter)
+        check_given(group, self._index)
         for key, adapter in group.adapters.items():
             if adapter.factors.was_read and not adapter.factors.counted:
                 adapter.factors.counted = True

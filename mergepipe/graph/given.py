@@ -54,26 +54,27 @@ def checked_code(plan: OutputPlan, base: InputRef, expert: InputRef, index: Sour
     own = index.tensor(base.source, base.info)
     given = index.given.code(expert.source, expert.info)
     if given is not None and own is not None and own != given.header.base_digest:
-        raise _other_base(plan, base, expert, index)
+        whole, value = index.digest(base.source), index.given.standalone(expert.source)
+        if whole is None or value is None or whole == value.base:  # that of the tensor is all that is known, or differs
+            raise _other_base(plan, base, expert, f"its tensor `{base.info.name}`", given.header.base_digest, own)
+        raise _other_base(plan, base, expert, f"`{base.source}`", value.base, whole)
     return given
 
 
-def _other_base(plan: OutputPlan, base: InputRef, expert: InputRef, index: SourceIndex) -> PlanError:
-    value = index.given.standalone(expert.source)
-    packed = "" if value is None else format_digest(value.base)
-    digest = index.digest(base.source)
-    here = "not known yet" if digest is None else format_digest(digest)
+def _other_base(
+    plan: OutputPlan, base: InputRef, expert: InputRef, what: str, packed: bytes, here: bytes
+) -> PlanError:
     return PlanError(
         f"output `{plan.output.name}`: the progressive checkpoint `{expert.source}` was packed against another base than"
-        f" `{base.source}`: tensor `{base.info.name}` differs\n"
-        f"  packed against {packed}\n"
-        f"  `{base.source}` is {here}",
+        f" `{base.source}`\n"
+        f"  packed against {format_digest(packed)}\n"
+        f"  {what} is {format_digest(here)}",
         hint="give the base that it was packed against, or get one that was packed against this base",
         output=plan.output.name,
         source=expert.source,
         tensor=expert.info.name,
-        expected=packed,
-        got=here,
+        expected=format_digest(packed),
+        got=format_digest(here),
     )
 
 

@@ -97,6 +97,10 @@ def coded_prices(coded: Coded, index: SourceIndex) -> CodePrices:
         If the catalog has lost it.
     """
     base, expert = (index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert))
+    given = index.given.code(coded.expert.source, coded.expert.info)
+    if given is not None:
+        sizes, residuals = given.header.prices()
+        return CodePrices(sizes=sizes, residuals=residuals, header=given.header.seal)
     codes = index.codes
     key = None if base is None or expert is None else codes.key(base, expert)
     found = None if key is None else codes.prices(key) or codes.adopt(key)

@@ -122,8 +122,9 @@ class EvaluatedProject(Project):
     def built(self, output: Output, budget: Budget) -> Iterator[Path]:
         """Build an output with a budget; the model is gone afterwards."""
         model = self.lock_path.parent / output.name
-        stats = output.budget.stats if output.budget else budget.stats
-        changed = replace(output, budget=replace(budget, stats=stats), path=str(model), publish=True)
+        own = output.budget or budget
+        given = replace(budget, stats=own.stats, precision=own.precision, coarse=own.coarse)
+        changed = replace(output, budget=given, path=str(model), publish=True)
         # What it is made from is built as well, and not published either.
         others = {name: replace(other, publish=False) for name, other in self.mergefile.outputs.items()}
         self.mergefile = replace(self.mergefile, outputs={**others, output.name: changed})

@@ -6,12 +6,14 @@ import difflib
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mergepipe.checkpoints.adapter import open_adapter
 from mergepipe.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.checkpoints.progressive import open_standalone
+from mergepipe.checkpoints.standalone import RECORD
 from mergepipe.errors import MergefileError, MergepipeError, PublishError, raise_collected
 from mergepipe.fsio.identity import settle
 from mergepipe.mergefile.checks import references
@@ -133,6 +135,13 @@ def _open(path: Path, source: Source, checkpoints: Mapping[str, Checkpoint]) -> 
     if source.on is None:
         return open_checkpoint(path, label=source.name, shown=source.path)
     return open_adapter(path, label=source.name, on=checkpoints[source.on], shown=source.path)
+
+
+def placed_source(source: Source, path: Path) -> Source:
+    """Return a source that lies at another path, where it may be a progressive checkpoint, whichever it was."""
+    if source.on is None and os.path.lexists(path / RECORD):
+        return replace(source, path=None, progressive=str(path))
+    return replace(source, path=str(path), progressive=None)
 
 
 def make_plans(

@@ -173,7 +173,9 @@ class MeasuredProject(Project):
         if tensors is not None:
             plan = _with_tensors(plan, frozenset(tensors))
         if not is_readable(looked.plan, plan, looked.index):
-            return None, "its budget goes by samples, and its experts were not read whole"
+            coded = any(ref is not None and ref.coded_only for tensor in plan.tensors for ref in tensor.experts)
+            samples = "its budget goes by samples, and its experts were not read whole"
+            return None, "an expert is a progressive checkpoint: its deltas are not here" if coded else samples
         return plan, None
 
     def _place(self, name: str, label: str, looked: Looked) -> Checkpoint | None:

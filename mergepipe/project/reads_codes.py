@@ -70,7 +70,7 @@ def recoded_blocks(group: Group, index: SourceIndex) -> dict[InputKey, set[int]]
     """Return by input the blocks that are read to make the packs of a group again that are gone."""
     found: dict[InputKey, set[int]] = {}
     for code in group.codes.values():
-        if not index.codes.has_pack(code.stored):
+        if not code.is_given and not index.codes.has_pack(code.stored):
             blocks = set(_differing(code))
             found.setdefault(code.base.key, set()).update(blocks)
             found.setdefault(code.expert.key, set()).update(blocks)
@@ -90,7 +90,7 @@ class PackRoom:
         While a budget is not resolved, of all deltas that are not coded yet.
         """
         wanted = coded_slots(plan, tensor) if plan.is_pending else read_codes(plan, tensor).values()
-        return sum(self._bytes(coded) for coded in wanted)
+        return sum(self._bytes(coded) for coded in wanted if not coded.expert.coded_only)
 
     def _bytes(self, coded: Coded) -> int:
         index, base, expert = self._index, coded.base, coded.expert

@@ -16,6 +16,7 @@ from typing import Any
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
+from mergepipe.digest import format_digest
 from mergepipe.errors import MergefileError, MergepipeError, PlanError, SourceError, raise_collected
 from mergepipe.lockfile.manifest import MANIFEST_NAME, parse_manifest
 from mergepipe.lockfile.manifest_records import LEVEL_EXACT, LEVEL_OMITTED, Manifest, ManifestTensor
@@ -27,7 +28,7 @@ from mergepipe.plan.budgeted import with_outcome
 from mergepipe.plan.codes import may_be_coded
 from mergepipe.plan.values import BudgetOutcome, Decision, InputRef, OutputPlan, TensorPlan
 from mergepipe.progressive.levels import LEVELS
-from mergepipe.project.gather import make_plans, open_settled
+from mergepipe.project.gather import make_plans, open_settled, placed_source
 from mergepipe.project.replay_compare import plan_errors
 from mergepipe.project.replay_source import declared_mergefile, locations_of, needed_sources, records_of
 from mergepipe.project.stages import Plans
@@ -197,7 +198,7 @@ def _open(
         if source.on is not None and source.on not in checkpoints:
             continue  # what it applies to cannot be read, which is reported
         try:
-            shown = replace(source, path=str(path)) if name in given else source  # for messages
+            shown = placed_source(source, path) if name in given else source
             checkpoints[name] = open_settled(path, shown, checkpoints)
             errors += _size_errors(checkpoints[name], records.get(name))
         except MergepipeError as error:
@@ -252,6 +253,15 @@ def _source_path(mergefile: Mergefile, name: str, given: Mapping[str, Path]) -> 
 
 def _size_errors(checkpoint: Checkpoint, record: LockedSource | None) -> Iterator[MergepipeError]:
     """Yield an error for a source whose header alone tells that it is another one."""
+    value = checkpoint.standalone
+    if record is not None and value is not None and value.expert != record.digest:
+        yield SourceError(
+            f"source `{record.name}` is not what the output was made from: `{checkpoint.root}` was packed from"
+            f" {format_digest(value.expert)}, and the output was made from {format_digest(record.digest)}",
+            hint=f"give it as it was with `--source {record.name}=PATH`",
+            source=record.name,
+        )
+        return
     found = (len(checkpoint.stored), checkpoint.nbytes)
     if record is not None and found != (record.tensors, record.bytes):
         yield SourceError(

@@ -138,8 +138,12 @@ def _operator_errors(manifest: Manifest, found: Mapping[str, Operator]) -> list[
 def _data(manifest: Manifest) -> dict[str, Any]:
     """Return the data of a Mergefile; the places in it are made up: only names and values are checked."""
     records = records_of(manifest)
-    sources: dict[str, Any] = {name: {"path": f"sources/{i}"} for i, name in enumerate(_source_names(manifest))}
-    for name, location in locations_of(manifest).items():
+    locations = locations_of(manifest)
+    sources: dict[str, Any] = {
+        name: {"progressive" if "progressive" in locations.get(name, {}) else "path": f"sources/{i}"}
+        for i, name in enumerate(_source_names(manifest))
+    }
+    for name, location in locations.items():
         if "on" in location:
             sources[name]["on"] = location["on"]
     data: dict[str, Any] = {
@@ -238,7 +242,8 @@ def _as_declared(parsed: Mergefile, manifest: Manifest, base_dir: Path) -> Merge
 def _source(source: Source, location: Mapping[str, str] | None) -> Source:
     if location is None:
         return replace(source, path=_UNUSED)
-    return replace(source, path=location.get("path"), hub=location.get("hub"), revision=location.get("revision"))
+    keys = ("path", "progressive", "hub", "revision")
+    return replace(source, **{key: location.get(key) for key in keys})
 
 
 def _placed(output: Output, record: LockedOutput) -> Output:

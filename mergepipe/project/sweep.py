@@ -88,8 +88,17 @@ class SweptProject(Project):
 
     def _survey(self, output: Output, budgets: Sequence[Budget], *, measure: bool) -> _Surveyed:
         """Measure the deltas, if they were not, and cut the reading order for each budget."""
-        stats = output.budget.stats if output.budget else NOTHING.stats
-        planned = replace(output, budget=replace(NOTHING, stats=stats))
+        own = output.budget or NOTHING
+        nothing = replace(NOTHING, stats=own.stats, precision=own.precision, coarse=own.coarse)
+        if measure and own.coarse:
+            raise MergefileError(
+                f"output `{output.name}` cannot be measured: an expert is a progressive checkpoint, and the full read is not"
+                " to be had",
+                hint="leave out `--measure`: the bounds are certified without",
+                output=output.name,
+            )
+        budgets = [replace(budget, coarse=own.coarse) for budget in budgets]
+        planned = replace(output, budget=nothing)
         self.mergefile = replace(self.mergefile, outputs={**self.mergefile.outputs, output.name: planned})
         plans = make_plans(
             self.mergefile, [planned], self._operators, open_sources(self.mergefile, [planned]), self._geometry

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.geometry import BlockGrid, Geometry, grid
 from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.checkpoints.samples import sample_runs
+from mergepipe.checkpoints.standalone import GET_AGAIN
 from mergepipe.digest import (
     DIGEST_SIZE,
     content_digest,
@@ -27,6 +28,7 @@ from mergepipe.fsio.reading import pread_into
 from mergepipe.lockfile.manifest_records import INPUT_DIGEST_SIZE, Manifest, ManifestInput
 from mergepipe.project.verify_report import Problem, VerifiedSource
 from mergepipe.project.verify_shards import block_facts, block_words
+from mergepipe.project.verify_standalone import standalone_problems, stored_bytes
 from mergepipe.reporting import Reporter
 
 if TYPE_CHECKING:
@@ -157,7 +159,7 @@ def check_sources(
     manifests
         Of the outputs: they tell which tensor and which block differs.
     """
-    reporter.begin("hashing sources", sum(checkpoint.nbytes for checkpoint in checkpoints.values()))
+    reporter.begin("hashing sources", sum(map(stored_bytes, checkpoints.values())))
     try:
         return [
             _check_source(name, checkpoint, pinned.get(name, ()), manifests, geometry, pool, reporter)
@@ -178,6 +180,8 @@ def _check_source(
 ) -> VerifiedSource:
     where = f"source `{name}`"
     try:
+        if checkpoint.standalone is not None:
+            return _check_standalone(name, where, checkpoint, pinned, geometry, pool, reporter)
         found = hash_source(checkpoint, geometry, pool, reporter)
     except (OSError, SourceChangedError) as error:
         reason = error.message if isinstance(error, SourceChangedError) else error.strerror or type(error).__name__
@@ -196,6 +200,34 @@ def _check_source(
         digest=format_digest(found.digest),
         pinned_by=None if not pinned else "sample" if is_sampled_pin(pinned[0]) else "content",
         bytes=found.nbytes,
+        problems=tuple(problems),
+    )
+
+
+def _check_standalone(
+    name: str,
+    where: str,
+    checkpoint: Checkpoint,
+    pinned: Sequence[bytes],
+    geometry: Geometry,
+    pool: WorkerPool,
+    reporter: Reporter,
+) -> VerifiedSource:
+    """Read a progressive checkpoint whole: what it is said to be made from must be what the lock says."""
+    value = checkpoint.standalone
+    assert value is not None, "it is a progressive checkpoint"
+    problems = []
+    facts: dict[str, Any] = {"source": name}
+    for file, what in standalone_problems(name, checkpoint, geometry, pool, reporter):
+        problems.append(Problem(kind="source", where=where, what=what, hint=GET_AGAIN, facts={**facts, "file": file}))
+    if pinned and value.expert not in pinned:
+        what = f"is made from {format_digest(value.expert)}, and the lock says {format_digest(pinned[0])}"
+        problems.append(Problem(kind="source", where=where, what=what, hint=_HINT, facts=facts))
+    return VerifiedSource(
+        name=name,
+        digest=format_digest(value.expert),
+        pinned_by="content" if pinned else None,
+        bytes=stored_bytes(checkpoint),
         problems=tuple(problems),
     )
 
