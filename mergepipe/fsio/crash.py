@@ -57,6 +57,8 @@ RARE_CRASH_POINTS = (
     "file.renamed",
     "planes.written",
     "planes.renamed",
+    "codes.recorded",
+    "codes.quarantined",
 )
 
 _seen: Counter[str] = Counter()

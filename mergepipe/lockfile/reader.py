@@ -13,6 +13,7 @@ from typing import Any
 import tomli
 
 from mergepipe.errors import LockError
+from mergepipe.fsio.reading import read_regular
 from mergepipe.lockfile.records import (
     LOCATION_KEYS,
     REVISION,
@@ -33,6 +34,8 @@ from mergepipe.lockfile.tables import Document, Table
 _CONFLICT = re.compile(r"^(<{7}|\|{7}|={7}|>{7})(?:[ \t].*)?\r?$", re.MULTILINE)
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _BLOCKS = re.compile(r"(\S+) (0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
+LARGEST_LOCK = 256 << 20
+"""Bytes of a lock: that of a million tensors has less."""
 _REGENERATE = "restore it from version control, or delete it and run `mergepipe build` to write it anew"
 
 _OUTPUT_KEYS = (
@@ -52,7 +55,7 @@ def read_lock(path: Path) -> Lockfile | None:
         If the file cannot be read, or `parse_lock` refuses it.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, LARGEST_LOCK)
     except FileNotFoundError:
         return None
     except OSError as error:
