@@ -7,6 +7,8 @@ RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --quiet --disable-pip-version-check --retries 10 --constraint constraints.txt
 PYTEST_FLAGS ?= -n auto
 SLOW ?= slow
+MERGEKIT ?= .venv-mergekit/bin/python
+BENCH_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -43,8 +45,8 @@ reference: $(VENV)/installed  ## Write docs/reference/operators.md from the oper
 	$(RUN) mergepipe.operators.reference >docs/reference/operators.md.new
 	mv docs/reference/operators.md.new docs/reference/operators.md
 
-bench: $(VENV)/installed-dev  ## Measure, and say what on
-	$(RUN) benchmarks
+bench: $(VENV)/installed-dev $(if $(filter .venv-mergekit/%,$(MERGEKIT)),.venv-mergekit/installed)  ## Measure next to mergekit
+	$(RUN) benchmarks speed --mergekit $(MERGEKIT) $(BENCH_FLAGS)
 
 clean:  ## Remove what was built, the cache and the tools' caches; .venv stays
 	rm -rf build dist .mergecache .hypothesis .mypy_cache .pytest_cache .ruff_cache mergepipe.egg-info
@@ -74,3 +76,9 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/created
 $(VENV)/installed-docs: pyproject.toml constraints.txt | $(VENV)/created
 	$(PIP) --editable '.[docs]'
 	@touch $(VENV)/installed $@
+
+# mergekit, for the benchmark alone; nothing here depends on it.
+.venv-mergekit/installed: $(wildcard benchmarks/mergekit.txt) | $(VENV)/created
+	$(PYTHON) -m venv .venv-mergekit
+	.venv-mergekit/bin/python -m pip install --quiet --disable-pip-version-check --retries 10 --requirement benchmarks/mergekit.txt
+	@touch $@

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +15,21 @@ import ml_dtypes
 import numpy as np
 
 _CHUNK = 1 << 22
+_SMALL = 1 << 28  # bytes that are written sooner than other processes begin
 _ROW_SHARE, _ROW_FACTOR = 0.1, 5.0  # a tenth of the rows have deltas five times as large: blocks differ in importance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The shape of a model family (the tensor names and sizes of a published architecture)."""
+    """The shape of a model family (the tensor names and sizes of a published architecture).
+
+    Attributes
+    ----------
+    biases
+        Whether queries, keys and values have biases.
+    model_type, architecture
+        What ``config.json`` says, so that other tools know the names of the tensors.
+    """
 
     layers: int
     hidden: int
@@ -27,6 +39,13 @@ class Shape:
     kv_heads: int
     head_size: int
     biases: bool
+    model_type: str = "llama"
+    architecture: str = "LlamaForCausalLM"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return how many bytes the tensors of one checkpoint have."""
+        return sum(2 * math.prod(size) for _, size in self.tensors())
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield (name, shape) of every tensor."""
@@ -51,8 +70,18 @@ class Shape:
 
 SHAPES = {
     "tiny": Shape(layers=2, hidden=256, mlp=1024, vocabulary=8192, heads=4, kv_heads=2, head_size=64, biases=False),
+    "small": Shape(layers=4, hidden=384, mlp=1536, vocabulary=16384, heads=6, kv_heads=2, head_size=64, biases=False),
     "qwen2.5-0.5b": Shape(
-        layers=24, hidden=896, mlp=4864, vocabulary=151936, heads=14, kv_heads=2, head_size=64, biases=True
+        layers=24,
+        hidden=896,
+        mlp=4864,
+        vocabulary=151936,
+        heads=14,
+        kv_heads=2,
+        head_size=64,
+        biases=True,
+        model_type="qwen2",
+        architecture="Qwen2ForCausalLM",
     ),
     "llama3.2-1b": Shape(
         layers=16, hidden=2048, mlp=8192, vocabulary=128256, heads=32, kv_heads=8, head_size=64, biases=False
@@ -61,15 +90,24 @@ SHAPES = {
 
 
 def write_family(shape: Shape, folder: Path, experts: int) -> None:
-    """Write ``base`` and ``e1`` to ``eN`` into a folder; what is there already is kept."""
-    for number in range(experts + 1):
-        target = folder / ("base" if number == 0 else f"e{number}")
-        if not (target / "config.json").exists():
-            target.mkdir(parents=True, exist_ok=True)
-            _write_checkpoint(shape, target, number)
+    """Write ``base`` and ``e1`` to ``eN`` into a folder, one per processor at a time; what is there already is kept."""
+    targets = [folder / ("base" if number == 0 else f"e{number}") for number in range(experts + 1)]
+    missing = [number for number, target in enumerate(targets) if not (target / "config.json").exists()]
+    if shape.weight_bytes * len(missing) < _SMALL:
+        for number in missing:
+            _write_checkpoint(shape, targets[number], number)
+    else:
+        workers = min(len(missing), len(os.sched_getaffinity(0)))
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            waiting = [pool.submit(_write_checkpoint, shape, targets[number], number) for number in missing]
+            for one in waiting:
+                one.result()
+    for target in targets:
+        _write_side_files(shape, target)
 
 
 def _write_checkpoint(shape: Shape, target: Path, number: int) -> None:
+    target.mkdir(parents=True, exist_ok=True)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, size in shape.tensors():
@@ -83,8 +121,36 @@ def _write_checkpoint(shape: Shape, target: Path, number: int) -> None:
         for index, (name, size) in enumerate(shape.tensors()):
             for values in _values(index, name, size, number):
                 file.write(values.tobytes())
-    config = {"model_type": "llama", "num_hidden_layers": shape.layers, "torch_dtype": "bfloat16"}
-    (target / "config.json").write_text(json.dumps(config))
+    (target / "config.json").touch()  # written last: without it the weights are not complete
+
+
+def _write_side_files(shape: Shape, target: Path) -> None:
+    """Write what tools that load models ask for beside the weights; the tokenizer is a token one."""
+    config = {
+        "architectures": [shape.architecture],
+        "head_dim": shape.head_size,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.mlp,
+        "max_position_embeddings": 32768,
+        "model_type": shape.model_type,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.kv_heads,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vocab_size": shape.vocabulary,
+    }
+    words = {"type": "WordLevel", "vocab": {"<unk>": 0, "a": 1}, "unk_token": "<unk>"}
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": words}
+    files = {"config.json": config, "tokenizer.json": tokenizer, "tokenizer_config.json": names}
+    for name, content in files.items():
+        text = json.dumps(content, indent=1) + "\n"
+        if not (target / name).exists() or (target / name).read_text() != text:
+            (target / name).write_text(text)
 
 
 def _values(index: int, name: str, size: tuple[int, ...], number: int) -> Iterator[np.ndarray]:

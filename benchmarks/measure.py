@@ -34,34 +34,6 @@ report = mergepipe.open("Mergefile.toml").build(argv)
 result = {name: output.as_json() for name, output in report.outputs.items()}
 """
 
-# The least that any merge must do: read every input byte and write the output's, with as many threads as we use.
-FLOOR = """
-import os, sys
-from concurrent.futures import ThreadPoolExecutor
-paths, written, target = argv[:-2], int(argv[-2]), argv[-1]
-size = 4 << 20
-local = {}
-def read(job):
-    path, offset = job
-    buffer = local.setdefault(__import__("threading").get_ident(), bytearray(size))
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.preadv(fd, [buffer], offset)
-    finally:
-        os.close(fd)
-def write(offset):
-    os.pwrite(out, memoryview(block)[: min(size, written - offset)], offset)
-jobs = [(path, offset) for path in paths for offset in range(0, os.path.getsize(path), size)]
-block = bytearray(os.urandom(size))
-out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-    list(pool.map(read, jobs))
-    list(pool.map(write, range(0, written, size)))
-os.fsync(out)
-os.close(out)
-os.unlink(target)
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:

@@ -8,6 +8,9 @@ import os
 import sys
 
 from hypothesis import settings
+from support.cli import hear_signals
+
+hear_signals()
 
 # Deadlines measure the machine and not the code; CI also wants the same examples every time.
 settings.register_profile("dev", deadline=None)

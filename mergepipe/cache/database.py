@@ -257,6 +257,22 @@ def _connection(path: Path, *, owner: bool) -> sqlite3.Connection:
     return connection
 
 
+def copy_catalog(source: Path, target: Path) -> None:
+    """Copy a catalog as it is between two transactions; the caller holds both caches.
+
+    Raises
+    ------
+    StorageError, CacheError
+        If one of them cannot be read, or written.
+    """
+    with contextlib.ExitStack() as stack:
+        with guarded(source):
+            old = stack.enter_context(contextlib.closing(_connection(source, owner=True)))
+            old.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        with guarded(target):
+            old.backup(stack.enter_context(contextlib.closing(_connection(target, owner=True))))
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     with guarded(path):
         connection = _connection(path, owner=True)

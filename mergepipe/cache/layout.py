@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,14 @@ from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import write_file
 
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The cache of mergepipe; it can be deleted at any time.\n"
+
+# The files that are ours in `packs/` and `quarantine/`, and in `staging/` (`mergepipe.engine.staging`). Somebody may
+# have put a link to a folder with other files there.
+PACK_FILE = re.compile(r"([0-9a-f]{64})\.safetensors")
+STAGED_FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.safetensors")
+# Those in `progressive/`: packs, and what killed processes leave of them (`mergepipe.progressive.pack`).
+CODE_FILE = re.compile(r"([0-9a-f]{64})\.planes")
+CODE_SCRAP = re.compile(r"\.[0-9]+-[0-9]+\.planes-tmp")
 
 
 @dataclass(frozen=True, slots=True)

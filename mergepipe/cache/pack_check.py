@@ -6,13 +6,12 @@ A pack is cut into runs of blocks, so that many workers hash one large pack toge
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mergepipe.cache.layout import CacheLayout
+from mergepipe.cache.layout import PACK_FILE, CacheLayout
 from mergepipe.checkpoints.geometry import Geometry, grid
 from mergepipe.checkpoints.safetensors import Header, TensorInfo, read_header
 from mergepipe.digest import content_digest, record_digest, tensor_digest
@@ -20,7 +19,6 @@ from mergepipe.errors import FormatError, SourceChangedError, fail_storage
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.fsio.reading import pread_into
 
-_NAME = re.compile(r"([0-9a-f]{64})\.safetensors")
 _RUN_BYTES = 4 << 20  # read at once by a worker
 
 Content = tuple[str, tuple[int, ...], bytes]
@@ -186,5 +184,5 @@ def pack_folder(layout: CacheLayout) -> PackFolder:
         files = []
     except OSError as error:
         fail_storage(error, layout.packs, "look into")
-    names = tuple(match[1] for match in map(_NAME.fullmatch, files) if match)
+    names = tuple(match[1] for match in map(PACK_FILE.fullmatch, files) if match)
     return PackFolder(names=names, strays=len(files) - len(names))

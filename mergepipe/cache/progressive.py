@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.database import seal
 from mergepipe.errors import CacheError, PackError, StorageError, fail_storage
+from mergepipe.fsio.crash import crash_point
+from mergepipe.fsio.durable import remove_tree
 from mergepipe.progressive.levels import LEVELS, pack_key
 from mergepipe.progressive.pack import SUFFIX, read_header
 
@@ -92,7 +94,21 @@ class CodeStore:
                 "INSERT OR REPLACE INTO codes (key, sizes, residuals, header, seal) VALUES (?, ?, ?, ?, ?)",
                 (*columns, seal(*columns)),
             )
+        crash_point("codes.recorded")
         return CodePrices(sizes=sizes, residuals=residuals, header=header.seal)
+
+    def forget(self, key: bytes) -> None:
+        """Drop what is known of a pack."""
+        with self._catalog.transaction() as db:
+            db.execute("DELETE FROM codes WHERE key = ?", (key,))
+
+    def touch(self, key: bytes) -> None:
+        """Note that a pack was read from: pruning removes those first that were not for longest.
+
+        Where it cannot be noted, such as in a cache that may only be read, nothing is.
+        """
+        with contextlib.suppress(OSError):
+            os.utime(self.path(key), follow_symlinks=False)
 
     def adopt(self, key: bytes) -> CodePrices | None:
         """Return the prices of a pack that lies there without a row, and take them down; None if there is none."""
@@ -122,8 +138,10 @@ class CodeStore:
         target = self._catalog.layout.quarantine / path.name
         try:
             target.parent.mkdir(exist_ok=True)
+            remove_tree(target)
             with contextlib.suppress(FileNotFoundError):
                 os.replace(path, target)  # noqa: PTH105
+            crash_point("codes.quarantined")
         except OSError as error:
             raise CacheError(
                 f"a damaged pack `{path}` cannot be moved away: {error}", hint="remove it", path=str(path)

@@ -25,6 +25,7 @@ from mergepipe.digest import DIGEST_SIZE, tensor_digest
 from mergepipe.dtypes import DTYPES
 from mergepipe.errors import CacheError, FormatError
 from mergepipe.fsio.identity import FileIdentity
+from mergepipe.progressive.levels import LEVELS
 
 _PAGE = 32  # rows at once: one of statistics may have megabytes
 _PACK = re.compile(r"[0-9a-f]{64}")
@@ -32,6 +33,7 @@ _COLUMNS: Mapping[str, str] = {
     "files": "path, size, mtime_ns, ctime_ns, inode, header, read_at_ns, seal",
     "tensors": "file, name, digest, seal, blocks",
     "samples": "file, name, samples, blocks, seal",
+    "codes": "key, sizes, residuals, header, seal",
     "packs": "name",
     "results": "key, output, tensor, dtype, shape, recipe, digest, block_keys, block_digests, pack, offset, seal,"
     " block_elements",
@@ -80,11 +82,14 @@ class RowChecker:
         By the name of each pack that is right, what lies in it (`mergepipe.cache.pack_check`).
     lost
         The packs that are damaged or gone: the rows about what lies in them go with them, and are not looked at.
+    codes
+        By the key of each progressive pack that is right, the digest of its header.
     """
 
     catalog: Catalog
     contents: Mapping[str, Mapping[int, set[Content]]]
     lost: frozenset[str]
+    codes: Mapping[bytes, bytes] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     _shapes: dict[int, Shapes | None] = field(default_factory=dict)
     _elements: dict[int, int] = field(default_factory=dict)
@@ -95,6 +100,7 @@ class RowChecker:
             "files": self._file,
             "tensors": self._tensor,
             "samples": self._sample,
+            "codes": self._code,
             "packs": self._pack,
             "results": self._result,
             "staged": lambda row: _pairs(row[2], row[3]),
@@ -152,6 +158,16 @@ class RowChecker:
             return None
         right = _block_bytes(*shapes[name], elements)
         return None if {len(samples), len(blocks)} <= {0, right} else _LENGTH
+
+    def _code(self, row: Sequence[Any]) -> str | None:
+        key, sizes, residuals, header, _ = row
+        if not is_sealed(row):
+            return _SEAL
+        if not len(key) == len(header) == DIGEST_SIZE:
+            return _LENGTH
+        if len(sizes) % (4 * LEVELS) or len(residuals) != 2 * len(sizes):  # four and eight bytes each
+            return _LENGTH
+        return None if self.codes.get(key, header) == header else "does not say what its pack says"
 
     def _source(self, file: int) -> tuple[Shapes | None, int | None]:
         """Return the shapes in a source file, if it is the one that was read, and the block size of its row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -49,6 +49,7 @@ _REASONS = {
     "age": "unused for too long",
     "size": "to come within the size",
 }
+_CODE_REASONS = {**_REASONS, "unreferenced": "of content that no source has any more"}
 
 
 @click.group(cls=Group, examples=_EXAMPLES)
@@ -75,8 +76,8 @@ def info(session: Session) -> None:
 
 
 @cache.command(cls=Command, examples=_PRUNE_EXAMPLES)
-@click.option("--max-size", type=SIZE, help="Remove the packs unused for longest until the rest is within SIZE.")
-@click.option("--max-age", type=AGE, help="Remove packs unused for AGE: 30d, 12h, 90min; a number is days.")
+@click.option("--max-size", type=SIZE, help="Remove codes, then packs, unused for longest, until SIZE is left.")
+@click.option("--max-age", type=AGE, help="Remove packs and codes unused for AGE: 30d, 12h, 90min; a number is days.")
 @click.option("--unreferenced", is_flag=True, help="Remove packs that no lock, and no published output, needs.")
 @click.option(
     "--keep", metavar="LOCK", multiple=True, help="With --unreferenced: keep what LOCK names, too; repeatable."
@@ -95,6 +96,7 @@ def prune(
 
     Published outputs keep their bytes. A build that runs is waited for. What is needed is what the lock of this project
     names, the locks of other projects that build with this cache, and the outputs published from it that still exist.
+    Codes of deltas are needed as long as the sources have the content that they follow from.
     """
     if keep and not unreferenced:
         raise UsageError("`--keep` goes with `--unreferenced`", hint="add `--unreferenced`")
@@ -121,8 +123,8 @@ def prune(
 def verify(context: click.Context, dry_run: bool, workers: int | None) -> None:
     """Check every byte of the cache, and take out of use what is damaged.
 
-    Hashes all packs, and checks every row of the catalog. Damaged packs go to `quarantine`, damaged rows are dropped;
-    the next build makes anew what it needs of them. Ends with exit code 1 if anything was damaged.
+    Hashes all packs and codes, and checks every row of the catalog. What is damaged goes to `quarantine`, damaged rows
+    are dropped; the next build makes anew what it needs of them. Ends with exit code 1 if anything was damaged.
     """
     session: Session = context.obj
     with make_reporter(session.console, session.options) as reporter:
@@ -142,17 +144,14 @@ def verify(context: click.Context, dry_run: bool, workers: int | None) -> None:
 def _prune_lines(report: PruneReport, *, verbose: bool) -> Iterator[str]:
     """Yield what was removed from the cache."""
     verb = "would remove" if report.dry_run else "removed"
-    if report.removed or report.removed_bytes:
-        yield f"{verb} {format_count(report.removed, 'pack')}, {format_bytes(report.removed_bytes)} in all"
+    if report.removed or report.codes or report.removed_bytes:
+        counts = format_count(report.removed, "pack")
+        counts += f" and {format_count(len(report.codes), 'code')}" if report.codes else ""
+        yield f"{verb} {counts}, {format_bytes(report.removed_bytes)} in all"
     else:
         yield "nothing to remove"
-    for reason, words in _REASONS.items():
-        packs = [(file, nbytes) for file, nbytes, why in report.packs if why == reason]
-        if packs:
-            size = format_bytes(sum(nbytes for _, nbytes in packs))
-            yield from fact("packs", [f"{format_count(len(packs), 'pack')} {words}", size])
-        if verbose:
-            yield from (f"    {plain(file)} ({format_bytes(nbytes)})" for file, nbytes in packs)
+    yield from _pruned_lines("packs", "pack", _REASONS, report.packs, verbose=verbose)
+    yield from _pruned_lines("codes", "code", _CODE_REASONS, report.codes, verbose=verbose)
     if report.linked_bytes:
         yield from fact("shared", [f"{format_bytes(report.linked_bytes)} of that stay on the disk, in outputs"])
     if report.statistic_bytes:
@@ -165,18 +164,38 @@ def _prune_lines(report: PruneReport, *, verbose: bool) -> Iterator[str]:
     yield f"{format_bytes(report.kept_bytes)} of packs {'would be left' if report.dry_run else 'left'}"
 
 
+def _pruned_lines(
+    label: str, noun: str, reasons: Mapping[str, str], removed: Sequence[tuple[str, int, str]], *, verbose: bool
+) -> Iterator[str]:
+    """Yield why files were removed, and which."""
+    for reason, words in reasons.items():
+        files = [(file, nbytes) for file, nbytes, why in removed if why == reason]
+        if files:
+            size = format_bytes(sum(nbytes for _, nbytes in files))
+            yield from fact(label, [f"{format_count(len(files), noun)} {words}", size])
+        if verbose:
+            yield from (f"    {plain(file)} ({format_bytes(nbytes)})" for file, nbytes in files)
+
+
 def _verify_lines(report: CacheCheck) -> Iterator[str]:
-    packs, rows = report.packs, report.rows
+    packs, codes, rows = report.packs, report.codes, report.rows
     if report.ok:
-        state = click.style("sound", fg="green") if packs.checked or rows else "empty"
+        state = click.style("sound", fg="green") if packs.checked or codes.checked or rows else "empty"
     else:
         state = click.style(format_count(len(report.problems), "problem"), fg="red")
         state += ", nothing changed" if report.dry_run else ", repaired"
     yield f"cache {plain(report.path)}: {state}"
     unknown = "unknown: `cache prune` removes them" if packs.unknown != 1 else "unknown: `cache prune` removes it"
-    found = [(packs.damaged, "damaged"), (packs.missing, "missing"), (packs.unknown, unknown)]
+    found = [
+        (packs.damaged, "damaged"), (packs.missing, "missing"), (packs.unknown, unknown),
+        (packs.foreign, "not of mergepipe, left alone"),
+    ]  # fmt: skip
     parts = [f"{packs.checked:,} checked ({format_bytes(packs.bytes)})"]
     yield from fact("packs", [*parts, *(f"{count:,} {word}" for count, word in found if count)])
+    if codes.checked or codes.foreign:
+        found = [(codes.damaged, "damaged"), (codes.foreign, "not of mergepipe, left alone")]
+        parts = [f"{codes.checked:,} checked ({format_bytes(codes.bytes)})"]
+        yield from fact("codes", [*parts, *(f"{count:,} {word}" for count, word in found if count)])
     if report.catalog in ("sound", "repaired"):
         words = (("files", "source file"), ("results", "result"), ("published", "output"))
         counts = [format_count(rows[table], word) for table, word in words]
@@ -184,8 +203,9 @@ def _verify_lines(report: CacheCheck) -> Iterator[str]:
     else:
         words_of = {"older": "of an earlier mergepipe", "damaged": "damaged", "missing": "not there"}
         yield from fact("catalog", [words_of[report.catalog]])
-    rate = f", {format_bytes(int(packs.bytes / report.seconds))}/s" if report.seconds > 0 else ""
-    yield f"{format_bytes(packs.bytes)} in {duration(report.seconds)}{rate}"
+    nbytes = packs.bytes + codes.bytes
+    rate = f", {format_bytes(int(nbytes / report.seconds))}/s" if report.seconds > 0 else ""
+    yield f"{format_bytes(nbytes)} in {duration(report.seconds)}{rate}"
 
 
 def _show_problems(session: Session, report: CacheCheck) -> None:

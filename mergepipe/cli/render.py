@@ -144,6 +144,7 @@ def cache_info_lines(info: CacheInfo) -> Iterator[str]:
     """Yield what the cache holds."""
     yield f"cache {plain(info.path)}"
     yield from fact("packs", [format_count(info.packs, "shard"), format_bytes(info.pack_bytes)])
+    yield from fact("codes", [format_count(info.codes, "delta"), format_bytes(info.code_bytes)])
     yield from fact("staged", [format_bytes(info.staged_bytes)])
     yield from fact("damaged", [format_bytes(info.quarantined_bytes)])
     files, results = format_count(info.files, "source file"), format_count(info.results, "result")

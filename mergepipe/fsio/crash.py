@@ -62,6 +62,8 @@ RARE_CRASH_POINTS = (
     "pack.assembled",
     "pack.cleaned",
     "pack.recovered",
+    "codes.recorded",
+    "codes.quarantined",
 )
 
 _seen: Counter[str] = Counter()

@@ -14,6 +14,7 @@ from typing import Any
 import tomli
 
 from mergepipe.errors import LockError
+from mergepipe.fsio.reading import read_regular
 from mergepipe.lockfile.records import (
     LOCATION_KEYS,
     REVISION,
@@ -37,6 +38,8 @@ _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _BLOCKS = re.compile(r"(\S+) (0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
 _LEVELS = re.compile(r"(0|[1-9][0-9]{0,30}) B((?:, [1-9][0-9]{0,30} (?:omitted|exact|at level [1-9][0-9]{0,2}))*)")
 _LEVEL_WORDS = {"omitted": 0, "exact": 255}
+LARGEST_LOCK = 256 << 20
+"""Bytes of a lock: that of a million tensors has less."""
 _REGENERATE = "restore it from version control, or delete it and run `mergepipe build` to write it anew"
 
 _OUTPUT_KEYS = (
@@ -56,7 +59,7 @@ def read_lock(path: Path) -> Lockfile | None:
         If the file cannot be read, or `parse_lock` refuses it.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, LARGEST_LOCK)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -12,8 +12,10 @@ from typing import Any
 import tomli
 
 from mergepipe.errors import MergefileError, fail_storage
+from mergepipe.fsio.reading import read_regular
 
 _BOM = "\ufeff"
+_LARGEST = 64 << 20  # bytes; what people write by hand is far below
 _CONFLICT = re.compile(r"^(<{7}|\|{7}|={7}|>{7})(?: .*)?$", re.MULTILINE)
 _POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 _DECLARED_TWICE = re.compile(r"Cannot (?:declare|redefine namespace) \((.*)\)(?: twice)?$")
@@ -49,7 +51,7 @@ def read_text(path: Path) -> str:
         If the operating system refuses to read it.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _LARGEST)
     except (FileNotFoundError, NotADirectoryError):
         hint = "`mergepipe init` writes one, `-C DIR` looks in another directory"
         raise MergefileError(f"there is no Mergefile at `{path}`", hint=hint, file=str(path)) from None

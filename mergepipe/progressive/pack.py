@@ -8,9 +8,11 @@ a few chunks are ever in memory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,8 @@ SUFFIX = ".planes"
 TEMPORARY_SUFFIX = ".planes-tmp"
 """How names end of files that a killed writer left; they begin with a dot, and nobody reads them."""
 _READ_ONLY = 0o444
-_COPY_BYTES = 4 << 20
+_COPY_BYTES = 1 << 20
+_numbers = itertools.count()  # no two writers of a process have one name, also one after the other
 
 
 class PackWriter:
@@ -55,16 +58,11 @@ class PackWriter:
     Parameters
     ----------
     folder
-        Where it will lie; the folder must be there.
+        Where it will lie; the folder must be there when the first block is put.
     shape
         Of both tensors.
     block_elements
         Of the block geometry.
-
-    Raises
-    ------
-    StorageError
-        If the file system refuses.
     """
 
     def __init__(self, folder: Path, *, shape: tuple[int, ...], block_elements: int = BLOCK_ELEMENTS) -> None:
@@ -79,12 +77,8 @@ class PackWriter:
         self._is_put = np.zeros(blocks, np.bool_)
         self._places = _places(self._grid, header_bytes(len(self._shape), blocks))
         self._lock = threading.Lock()
-        self._writing = 0
         self._is_over = False
-        try:
-            self._fd, self._temporary = _new_file(folder)
-        except OSError as error:
-            fail_storage(error, folder, "make a file in")
+        self._temporary: Path | None = None
 
     def put(self, block: int, encoded: EncodedBlock) -> None:
         """Add a block; nothing is done where the pack was abandoned.
@@ -102,30 +96,36 @@ class PackWriter:
             if self._is_put[block]:
                 raise InternalError(f"block {block} of a pack in `{self.folder}` is added twice")
             self._is_put[block] = True
-            self._writing += 1
         try:
-            self._write(block, encoded)
+            with self._opened() as (fd, _):
+                self._write(fd, block, encoded)
         except OSError as error:
-            fail_storage(error, self.folder, "write in")
-        finally:
-            self._done_writing()
+            if not self._is_over:  # else it was abandoned meanwhile
+                fail_storage(error, self.folder, "write in")
 
-    def _write(self, block: int, encoded: EncodedBlock) -> None:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[tuple[int, Path]]:
+        """Open the file for as long as it is written to: many packs are made at once, and descriptors are few."""
+        with self._lock:
+            if self._temporary is None:
+                if self._is_over:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder))
+                self._temporary = _new_file(self.folder)
+        fd = os.open(self._temporary, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            yield fd, self._temporary
+        finally:
+            os.close(fd)
+
+    def _write(self, fd: int, block: int, encoded: EncodedBlock) -> None:
         for stage, chunk in enumerate(encoded.chunks):
             place, room = self._places[stage].of(block)
             if len(chunk) > room:
                 raise InternalError(f"stage {stage + 1} of block {block} has {len(chunk)} bytes, {room} at most")
             self._sizes[stage, block] = len(chunk)
             self._digests[stage, block] = np.frombuffer(content_digest(chunk), np.uint8)
-            pwrite_all(self._fd, memoryview(chunk), place)
+            pwrite_all(fd, memoryview(chunk), place)
         self._residuals[:, block] = encoded.residuals
-
-    def _done_writing(self) -> None:
-        """Close the file if it was abandoned while this thread wrote to it: its number may be another file's then."""
-        with self._lock:
-            self._writing -= 1
-            if self._is_over and self._writing == 0:
-                os.close(self._fd)
 
     def finish(
         self, base_digest: bytes, expert_digest: bytes, path: Path | None = None, *, durable: bool = False
@@ -163,12 +163,14 @@ class PackWriter:
             path=str(path),
         )
         try:
-            self._assemble(header)
-            os.ftruncate(self._fd, header.file_bytes)
-            if durable:
-                os.fsync(self._fd)
+            with self._opened() as (fd, temporary):
+                self._assemble(fd, header)
+                os.ftruncate(fd, header.file_bytes)
+                os.fchmod(fd, os.fstat(fd).st_mode & _READ_ONLY)
+                if durable:
+                    os.fsync(fd)
             crash_point("planes.written")
-            self._temporary.replace(path)
+            os.replace(temporary, path)  # noqa: PTH105
             crash_point("planes.renamed")
             if durable:
                 fsync_path(path.parent)
@@ -178,10 +180,9 @@ class PackWriter:
             self.abandon()
         return header
 
-    def _assemble(self, header: PackHeader) -> None:
+    def _assemble(self, fd: int, header: PackHeader) -> None:
         """Write the header, and move what lies too far back: runs of chunks, in order, each towards the beginning."""
-        pwrite_all(self._fd, memoryview(header.dump()), 0)
-        buffer = memoryview(bytearray(_COPY_BYTES))
+        pwrite_all(fd, memoryview(header.dump()), 0)
         for stage, places in enumerate(self._places):
             now = places.all()
             sizes = self._sizes[stage].astype(np.int64)
@@ -189,13 +190,14 @@ class PackWriter:
             moved = np.flatnonzero((target != now) & (sizes > 0))
             for run in np.split(moved, np.flatnonzero(np.diff(now[moved]) != sizes[moved[:-1]]) + 1):
                 if len(run):
-                    self._move(int(now[run[0]]), int(target[run[0]]), int(sizes[run].sum()), buffer)
+                    self._move(fd, int(now[run[0]]), int(target[run[0]]), int(sizes[run].sum()))
 
-    def _move(self, source: int, target: int, size: int, buffer: memoryview) -> None:
+    def _move(self, fd: int, source: int, target: int, size: int) -> None:
+        buffer = memoryview(bytearray(min(_COPY_BYTES, size)))
         for done in range(0, size, _COPY_BYTES):
             part = buffer[: min(_COPY_BYTES, size - done)]
-            pread_into(self._fd, part, source + done, path=self.folder)
-            pwrite_all(self._fd, part, target + done)
+            pread_into(fd, part, source + done, path=self.folder)
+            pwrite_all(fd, part, target + done)
 
     def abandon(self) -> None:
         """Leave nothing behind but what was finished. Allowed at any time, also after `finish`."""
@@ -203,10 +205,10 @@ class PackWriter:
             if self._is_over:
                 return
             self._is_over = True
-            if self._writing == 0:
-                os.close(self._fd)
-        with contextlib.suppress(OSError):
-            self._temporary.unlink(missing_ok=True)
+            temporary = self._temporary
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +241,14 @@ def _places(grid: PackGrid, start: int) -> list[_Places]:
     return places
 
 
-def _new_file(folder: Path) -> tuple[int, Path]:
-    """Make a new hidden file, which will be read-only; return its descriptor and its path."""
-    for number in itertools.count():
+def _new_file(folder: Path) -> Path:
+    """Make a new hidden file, and return its path."""
+    for number in _numbers:
         temporary = folder / f".{os.getpid()}-{number}{TEMPORARY_SUFFIX}"
         with contextlib.suppress(FileExistsError):
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            return os.open(temporary, flags, _READ_ONLY), temporary  # the umask takes from the mode what it takes
+            os.close(os.open(temporary, flags, 0o666))  # the umask takes from the mode what it takes
+            return temporary
     raise AssertionError("unreachable")
 
 

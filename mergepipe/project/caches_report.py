@@ -28,6 +28,7 @@ def prune_report(
         statistic_bytes=pruning.statistic_bytes,
         linked_bytes=sum(pack.nbytes for pack in pruning.packs if pack.is_linked),
         packs=tuple((pack.file, pack.nbytes, pack.reason) for pack in pruning.packs),
+        codes=tuple((code.file, code.nbytes, code.reason) for code in pruning.codes),
         locks=found.locks if found else (),
         missing_locks=found.missing if found else (),
         dry_run=dry_run,
@@ -41,8 +42,8 @@ class CacheProblem:
     Attributes
     ----------
     kind
-        ``pack`` (a file), ``missing`` (a pack that is recorded and not there), ``rows`` (of one table of the catalog,
-        that all have the same fault) or ``catalog`` (all of it).
+        ``pack`` (a file), ``missing`` (a pack that is recorded and not there), ``code`` (a progressive pack), ``rows``
+        (of one table of the catalog, that all have the same fault) or ``catalog`` (all of it).
     where
         The file in the cache directory, or the table.
     what
@@ -50,7 +51,7 @@ class CacheProblem:
     repair
         What is done about it.
     facts
-        ``pack``, ``table``, ``count``, ``linked``.
+        ``pack``, ``code``, ``table``, ``count``, ``linked``.
     """
 
     kind: str
@@ -73,7 +74,8 @@ class CacheProblem:
 class CheckedPacks:
     """The packs of a cache: how many were hashed, their bytes, and what was found.
 
-    ``unknown`` are those that no result lies in, and what else is in their folder: no problem, and pruning removes it.
+    ``unknown`` are those that no result lies in: no problem, and pruning removes them. ``foreign`` are files in their
+    folder that are no packs: nothing touches them.
     """
 
     checked: int = 0
@@ -81,6 +83,24 @@ class CheckedPacks:
     damaged: int = 0
     missing: int = 0
     unknown: int = 0
+    foreign: int = 0
+
+    def as_json(self) -> Json:
+        """Return the JSON form."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedCodes:
+    """The progressive packs of a cache: how many were read whole, their bytes, and what was found.
+
+    ``foreign`` are files in their folder that are none: nothing touches them.
+    """
+
+    checked: int = 0
+    bytes: int = 0
+    damaged: int = 0
+    foreign: int = 0
 
     def as_json(self) -> Json:
         """Return the JSON form."""
@@ -106,6 +126,7 @@ class CacheCheck:
 
     path: str
     packs: CheckedPacks
+    codes: CheckedCodes = CheckedCodes()
     catalog: str
     rows: Mapping[str, int]
     problems: tuple[CacheProblem, ...]
@@ -124,6 +145,7 @@ class CacheCheck:
             "ok": self.ok,
             "dry_run": self.dry_run,
             "packs": self.packs.as_json(),
+            "codes": self.codes.as_json(),
             "catalog": {"state": self.catalog, "rows": dict(self.rows)},
             "problems": [problem.as_json() for problem in self.problems],
             "seconds": round(self.seconds, 6),

@@ -18,11 +18,13 @@ from mergepipe.cache.layout import CacheLayout
 from mergepipe.digest import record_digest
 from mergepipe.errors import LockError, MergefileError, MergepipeError, StorageError, fail_storage, raise_collected
 from mergepipe.fsio.durable import replace_file
+from mergepipe.fsio.reading import read_regular
 from mergepipe.lockfile.reader import read_lock
 from mergepipe.project.facts import known_output
 
 LOCK_NAME = "Mergefile.lock"
 _NOTE = re.compile(r"[0-9a-f]{32}")
+_LONGEST = 1 << 16  # bytes of a path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ def remember_project(layout: CacheLayout, lock_path: Path) -> None:
     """
     note, place = _note(layout, lock_path), _place(layout, lock_path)
     with contextlib.suppress(OSError):
-        if note.read_bytes() == place:
+        if read_regular(note, _LONGEST) == place:
             return
     with contextlib.suppress(OSError, StorageError):
         layout.projects.mkdir(exist_ok=True)
@@ -134,7 +136,7 @@ def _noted(layout: CacheLayout) -> Iterator[Path]:
     try:
         notes = sorted(layout.projects.iterdir()) if layout.projects.is_dir() else []
         is_note = {note: _NOTE.fullmatch(note.name) and note.is_file() and not note.is_symlink() for note in notes}
-        places = sorted({note.read_bytes() for note in notes if is_note[note]})
+        places = sorted({read_regular(note, _LONGEST) for note in notes if is_note[note]})
     except OSError as error:
         fail_storage(error, layout.projects, "look into")
     for place in places:

@@ -13,14 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.code_files import CodeCheck, StoredCode, check_code, code_folder, sealed_keys
 from mergepipe.cache.database import CatalogState, set_aside
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.pack_check import PackCheck, PackRun, pack_folder
 from mergepipe.cache.packs import PackStore
+from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.row_check import RowChecker, RowFault, catalog_fault
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.fsio.identity import FileIdentity
-from mergepipe.project.caches_report import CacheCheck, CacheProblem, CheckedPacks
+from mergepipe.project.caches_report import CacheCheck, CacheProblem, CheckedCodes, CheckedPacks
 from mergepipe.reporting import Reporter
 from mergepipe.units import format_count
 
@@ -61,19 +63,21 @@ def check_cache(
         is_usable = catalog.state is CatalogState.OPEN and fault is None
         checks = _open_checks(catalog, geometry, is_usable=is_usable)
         _hash(checks, workers, reporter)
+        coded = _check_codes(code_folder(layout).codes, workers, reporter)
         known = {name for name, _ in catalog.pack_names()} if is_usable else set()
         damaged = [check for check in checks if check.fault is not None]
         missing = sorted(known - {check.name for check in checks})
         lost = frozenset([*missing, *(check.name for check in damaged)])
         contents = {check.name: check.contents for check in checks if check.fault is None and check.name in known}
-        rows = RowChecker(catalog, contents, lost)
+        rows = RowChecker(catalog, contents, lost, sealed_keys(coded))
         faults = list(rows.faults()) if is_usable else []
         strays = pack_folder(layout).strays
         state = catalog.state
     if not dry_run:
         _repair(layout, geometry, fault, damaged, missing, faults)
+        _take_out(layout, geometry, _unfit(coded))
         _remember_identities(layout, geometry, checks, known)
-    problems = [*_catalog_problems(fault), *_pack_problems(damaged, missing), *_row_problems(faults)]
+    of_files = [*_pack_problems(damaged, missing), *_code_problems(_unfit(coded))]
     return CacheCheck(
         path=str(layout.root),
         packs=CheckedPacks(
@@ -81,11 +85,13 @@ def check_cache(
             bytes=sum(check.nbytes for check in checks),
             damaged=len(damaged),
             missing=len(missing),
-            unknown=strays + (len({check.name for check in checks} - known) if is_usable else 0),
+            unknown=len({check.name for check in checks} - known) if is_usable else 0,
+            foreign=strays,
         ),
+        codes=_checked_codes(coded, code_folder(layout).foreign),
         catalog=_catalog_word(state, fault, faults),
         rows=rows.rows,
-        problems=tuple(problems),
+        problems=(*_catalog_problems(fault), *of_files, *_row_problems(faults)),
         seconds=time.monotonic() - started,
         dry_run=dry_run,
     )
@@ -162,6 +168,34 @@ def _hash_run(run: PackRun, scratch: Scratch) -> tuple[PackRun, bytes | str]:
     return run, run.hash(scratch.buffer("check", run.nbytes))
 
 
+def _check_codes(codes: Sequence[StoredCode], workers: int, reporter: Reporter) -> list[CodeCheck]:
+    """Read all progressive packs, several at once."""
+    from mergepipe.engine.pool import WorkerPool
+
+    if not codes:
+        return []
+    checks = []
+    pool = WorkerPool(workers)
+    reporter.begin("checking codes", sum(code.nbytes for code in codes))
+    try:
+        for check in pool.run(lambda code, _: check_code(code), codes):
+            checks.append(check)
+            reporter.advance(check.code.nbytes)
+    finally:
+        reporter.end()
+        pool.close()
+    return checks
+
+
+def _unfit(checks: Sequence[CodeCheck]) -> list[CodeCheck]:
+    return [check for check in checks if check.fault is not None]
+
+
+def _checked_codes(checks: Sequence[CodeCheck], foreign: int) -> CheckedCodes:
+    nbytes = sum(check.code.nbytes for check in checks)
+    return CheckedCodes(checked=len(checks), bytes=nbytes, damaged=len(_unfit(checks)), foreign=foreign)
+
+
 # --- repairing --------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +221,14 @@ def _repair(
                 catalog.drop_pack(name)
             for row in faults:
                 db.execute(f"DELETE FROM {row.table} WHERE rowid = ?", (row.row,))
+
+
+def _take_out(layout: CacheLayout, geometry: Geometry, unfit: Sequence[CodeCheck]) -> None:
+    """Take progressive packs out of use; what is known of them in the catalog stays, for they are made again."""
+    if unfit:
+        with contextlib.closing(Catalog(layout, geometry.block_elements, create=True)) as catalog:
+            for check in unfit:
+                CodeStore(catalog).quarantine(bytes.fromhex(check.code.key))
 
 
 def _remember_identities(
@@ -225,6 +267,17 @@ def _pack_problems(damaged: Sequence[PackCheck], missing: Sequence[str]) -> Iter
         repair = "its entries are dropped; the next build makes anew what it needs of it"
         where = os.path.join("packs", f"{name}.safetensors")
         yield CacheProblem(kind="missing", where=where, what="it is not there", repair=repair, facts={"pack": name})
+
+
+def _code_problems(unfit: Sequence[CodeCheck]) -> Iterator[CacheProblem]:
+    for check in unfit:
+        yield CacheProblem(
+            kind="code",
+            where=os.path.join("progressive", check.code.path.name),
+            what=check.fault or "",
+            repair="moved to `quarantine`; a build that reads it makes it again from the sources",
+            facts={"code": check.code.key},
+        )
 
 
 def _row_problems(faults: Sequence[RowFault]) -> Iterator[CacheProblem]:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from mergepipe.errors import LockError, MergepipeError, fail_storage
+from mergepipe.fsio.reading import read_regular
 from mergepipe.lockfile.diff import EMPTY_LOCK, manifest_side
 from mergepipe.lockfile.diff_values import Side
 from mergepipe.lockfile.manifest import MANIFEST_NAME, parse_manifest
@@ -122,7 +123,7 @@ class Sides:
 
     def _of_file(self, name: str, path: Path) -> Side:
         try:
-            data = path.read_bytes()
+            data = path.read_bytes() if str(path).startswith(_DESCRIPTORS) else read_regular(path)
         except OSError as error:
             fail_storage(error, path, "read")
         return _parsed(name, data, path, "lock")
@@ -175,6 +176,7 @@ class Sides:
         return _parsed(name, repository.blob(name), Path(name), "revision")
 
 
+_DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")  # what a shell makes of `<(...)`: a pipe
 _RECORDS = (MANIFEST_NAME, LOCK_NAME)
 
 

@@ -20,6 +20,7 @@ from mergepipe.cache.layout import CacheLayout
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
 from mergepipe.checkpoints.safetensors import TensorInfo, read_header
 from mergepipe.errors import MergepipeError
+from mergepipe.fsio.reading import read_regular
 from mergepipe.lockfile.diff_values import LockDiff, OutputChange
 from mergepipe.lockfile.manifest import MANIFEST_NAME, parse_manifest
 from mergepipe.lockfile.records import LockedOutput
@@ -120,7 +121,7 @@ def _holds(folder: Path, output: LockedOutput) -> bool:
     """Return whether a directory says that it holds this very build of an output."""
     path = folder / MANIFEST_NAME
     try:
-        return parse_manifest(path.read_bytes(), path).output.digest == output.digest
+        return parse_manifest(read_regular(path), path).output.digest == output.digest
     except (OSError, MergepipeError):
         return False
 

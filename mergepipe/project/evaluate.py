@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shlex
-import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mergepipe.cache.database import copy_catalog
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.errors import MergefileError, MergepipeError, fail_storage
 from mergepipe.fsio.crash import crash_point
@@ -110,7 +110,7 @@ class EvaluatedProject(Project):
         # Beside the project's: there the catalog's relative paths mean the same, and there is room for models.
         with _temporary(self._layout.root.parent) as cache:
             with self._writing():
-                _copy_catalog(self._layout.catalog, CacheLayout(cache).catalog)
+                copy_catalog(self._layout.catalog, CacheLayout(cache).catalog)
             self._layout = CacheLayout(cache)
             self.lock_path = _models(cache) / self.lock_path.name
             with self._writing() as (catalog, _):
@@ -193,12 +193,6 @@ def _holding(folder: Path) -> Iterator[bool]:
         yield free
     finally:
         os.close(fd)
-
-
-def _copy_catalog(source: Path, target: Path) -> None:
-    """Copy the catalog as it is between two transactions."""
-    with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(target)) as new:
-        old.backup(new)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -301,7 +301,10 @@ class _RunForecast:
     def _allocated(self, plan: OutputPlan, shard: Shard) -> int:
         """Return the bytes on the disk that an unfinished build gave the shard already."""
         staged = self._shards[plan.output.name, shard.tensors[0].name]
-        return staged.path.stat().st_blocks * 512 if staged.resumed else 0
+        try:
+            return staged.path.stat().st_blocks * 512 if staged.resumed else 0
+        except FileNotFoundError:  # a build that runs made a pack of it, or removed it
+            return 0
 
     def _moved(self, plan: OutputPlan, shard: Shard) -> int:
         """Return the bytes of a shard that are copied from packs."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mergepipe.errors import LockError, fail_storage
 from mergepipe.fsio.durable import replace_file
+from mergepipe.fsio.reading import read_regular
 from mergepipe.lockfile.merge import MergedLock, merge_locks
 from mergepipe.lockfile.reader import parse_lock
 from mergepipe.lockfile.records import REVISION, Lockfile
@@ -53,7 +54,7 @@ def merge_lock_files(base: Path, ours: Path, theirs: Path, name: str) -> tuple[s
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         fail_storage(error, path, "read")
 

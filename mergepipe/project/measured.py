@@ -13,6 +13,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.errors import PublishError, SourceChangedError
+from mergepipe.fsio.reading import read_regular
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.lockfile.reader import parse_lock
 from mergepipe.lockfile.records import LockedOutput
@@ -242,7 +243,7 @@ def _manifest_blocks(directory: Path) -> dict[str, bytes]:
 
     path = directory / MANIFEST_NAME
     try:
-        manifest = parse_manifest(path.read_bytes(), path)
+        manifest = parse_manifest(read_regular(path), path)
     except (OSError, LockError):
         return {}
     return {tensor.name: tensor.blocks for tensor in manifest.tensors}

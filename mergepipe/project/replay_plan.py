@@ -18,6 +18,7 @@ from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
 from mergepipe.digest import format_digest
 from mergepipe.errors import MergefileError, MergepipeError, PlanError, SourceError, raise_collected
+from mergepipe.fsio.reading import read_regular
 from mergepipe.lockfile.manifest import MANIFEST_NAME, parse_manifest
 from mergepipe.lockfile.manifest_records import LEVEL_EXACT, LEVEL_OMITTED, Manifest, ManifestTensor
 from mergepipe.lockfile.records import LockedOutput, LockedSource
@@ -101,7 +102,7 @@ def read_manifest(path: Path) -> tuple[Manifest, Path]:
     file = path / MANIFEST_NAME if path.is_dir() else path
     file = _absolute(file)
     try:
-        return parse_manifest(file.read_bytes(), file), file
+        return parse_manifest(read_regular(file), file), file
     except (FileNotFoundError, NotADirectoryError):
         raise MergefileError(
             f"there is no manifest at `{file}`",

@@ -181,6 +181,8 @@ class CacheInfo:
     path: str
     packs: int
     pack_bytes: int
+    codes: int = 0
+    code_bytes: int = 0
     staged_bytes: int
     quarantined_bytes: int
     catalog_bytes: int
@@ -202,12 +204,15 @@ class PruneReport:
     path
         The cache directory.
     removed, removed_bytes, kept_bytes
-        The number of packs and the bytes of all that was removed; the bytes of packs and statistics that are left.
+        The number of packs and the bytes of all that was removed; the bytes of packs, codes and statistics that are
+        left.
     leftover_bytes, statistic_bytes, linked_bytes
         Of the bytes that were removed, those that killed builds and damage had left, those of statistics, and those of
         packs whose bytes a published output still holds, so that removing them frees nothing.
     packs
         The packs: file name, bytes, and reason (``unknown``, ``unreferenced``, ``age``, ``size``).
+    codes
+        The same of progressive packs; none of them is unknown.
     locks, missing_locks
         Where reachability was asked for: the locks that were read, and those that do not exist.
     dry_run
@@ -222,6 +227,7 @@ class PruneReport:
     statistic_bytes: int = 0
     linked_bytes: int = 0
     packs: tuple[tuple[str, int, str], ...] = ()
+    codes: tuple[tuple[str, int, str], ...] = ()
     locks: tuple[str, ...] = ()
     missing_locks: tuple[str, ...] = ()
     dry_run: bool = False
@@ -231,6 +237,7 @@ class PruneReport:
         return {
             **{name: getattr(self, name) for name in self.__slots__},
             "packs": [{"file": file, "bytes": nbytes, "reason": reason} for file, nbytes, reason in self.packs],
+            "codes": [{"file": file, "bytes": nbytes, "reason": reason} for file, nbytes, reason in self.codes],
             "locks": list(self.locks),
             "missing_locks": list(self.missing_locks),
         }

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from mergepipe.cache.catalog import Catalog
 from mergepipe.errors import LockError, PublishError, StorageError
 from mergepipe.fsio.durable import drop_temporary, replace_file
+from mergepipe.fsio.reading import read_regular
 from mergepipe.lockfile.manifest import MANIFEST_NAME, parse_manifest
 from mergepipe.mergefile.schema import Mergefile, Output
 from mergepipe.project.facts import known_output
@@ -131,7 +132,7 @@ class Signer:
         try:
             statement = json.loads(_payload(directory / SIGNATURE))
             digests = {entry["name"]: entry["digest"] for entry in statement["predicate"]["resources"]}
-            manifest = sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
+            manifest = sha256(read_regular(directory / MANIFEST_NAME)).hexdigest()
         except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
             return False
         if set(digests) != set(names) or digests[MANIFEST_NAME] != manifest:
@@ -209,7 +210,7 @@ def signed_names(directory: Path) -> tuple[str, ...]:
     """
     path = directory / MANIFEST_NAME
     try:
-        return parse_manifest(path.read_bytes(), path).files
+        return parse_manifest(read_regular(path), path).files
     except (OSError, LockError) as error:
         reason = error.message if isinstance(error, LockError) else error.strerror
         raise PublishError(

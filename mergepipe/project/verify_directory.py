@@ -14,11 +14,12 @@ from pathlib import Path
 from blake3 import blake3
 
 from mergepipe.errors import LockError
+from mergepipe.fsio.reading import open_regular, read_regular
 from mergepipe.lockfile.checksum import has_checksum
 from mergepipe.lockfile.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from mergepipe.lockfile.records import LockedSideFile
 from mergepipe.project.verify_report import Problem
-from mergepipe.project.verify_shards import ExpectedTensor, ShardToCheck, open_regular, unreadable
+from mergepipe.project.verify_shards import ExpectedTensor, ShardToCheck, unreadable
 from mergepipe.publish.card import CARD
 from mergepipe.publish.directory import INDEX, SIGNATURE, is_weight_name
 
@@ -122,9 +123,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _read_manifest(check: DirectoryCheck) -> None:
     path, where = check.path / MANIFEST_NAME, check.where(MANIFEST_NAME)
     try:
-        fd = open_regular(path)
-        with os.fdopen(fd, "rb") as file:
-            data = file.read()
+        data = read_regular(path)
     except OSError as error:
         check.problems.append(check.unreadable(where, error))
         return

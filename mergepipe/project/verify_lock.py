@@ -12,8 +12,9 @@ from pathlib import Path
 
 from mergepipe.digest import source_digest
 from mergepipe.errors import LockError
+from mergepipe.fsio.reading import read_regular
 from mergepipe.lockfile.manifest_records import OUTPUT_KEY, Manifest
-from mergepipe.lockfile.reader import parse_lock
+from mergepipe.lockfile.reader import LARGEST_LOCK, parse_lock
 from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedOutput, LockedSource, Lockfile
 from mergepipe.lockfile.writer import key_text, render_lock
 from mergepipe.mergefile.schema import Mergefile
@@ -72,7 +73,7 @@ def check_lock(
         The outputs that are verified: each must have an entry.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, LARGEST_LOCK)
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         what = "there is no lock" if missing else f"cannot be read: {error.strerror or type(error).__name__}"

@@ -13,6 +13,7 @@ from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.checkpoints.safetensors import read_header
 from mergepipe.errors import FormatError, MergepipeError
+from mergepipe.fsio.reading import open_regular
 from mergepipe.lockfile.manifest_records import Manifest
 from mergepipe.lockfile.reader import parse_lock
 from mergepipe.lockfile.records import LockedOutput, LockedShard
@@ -21,7 +22,7 @@ from mergepipe.project.facts import known_output
 from mergepipe.project.stages import record_place
 from mergepipe.project.verify_directory import DirectoryCheck, expected_tensors
 from mergepipe.project.verify_report import PackCounts, Problem
-from mergepipe.project.verify_shards import CheckedShard, ExpectedTensor, ShardToCheck, open_regular, unreadable
+from mergepipe.project.verify_shards import CheckedShard, ExpectedTensor, ShardToCheck, unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ nothing of the damage to the data.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from mergepipe.checkpoints.geometry import BlockGrid, Geometry, grid
 from mergepipe.checkpoints.safetensors import read_header
 from mergepipe.digest import DIGEST_SIZE, content_digest, digest_at, tensor_digest
 from mergepipe.errors import FormatError
+from mergepipe.fsio.reading import open_regular
 from mergepipe.lockfile.records import LockedShard
 from mergepipe.plan.layout import Shard, TensorSlot, shard_digest
 from mergepipe.project.verify_header import header_differences
@@ -212,21 +212,6 @@ def _open(check: ShardToCheck, geometry: Geometry, result: CheckedShard) -> _Ope
         return None
     finally:
         os.close(fd)
-
-
-def open_regular(path: Path) -> int:
-    """Open a file for reading; links are followed, and nothing but a regular file is opened.
-
-    Raises
-    ------
-    OSError
-        If there is none.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise OSError(0, "it is not a file", str(path))
 
 
 def unreadable(where: str, error: OSError, *, missing: str, damaged: str) -> Problem:

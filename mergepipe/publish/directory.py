@@ -25,6 +25,7 @@ from mergepipe.fsio.durable import fsync_path, remove_tree, write_file
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.fsio.links import place_file
 from mergepipe.fsio.locks import directory_lock
+from mergepipe.fsio.reading import read_regular
 from mergepipe.fsio.swap import has_leftovers, recover_swap, staging_path, swap_in
 from mergepipe.publish.card import own_files
 from mergepipe.publish.userfiles import keep_user_files, rescue_user_files
@@ -179,7 +180,7 @@ def owned_files(target: Path) -> tuple[str, ...] | None:
         If the record that says so is there and cannot be read: it decides whose files are whose.
     """
     try:
-        return own_files(target, msgspec.json.decode((target / MANIFEST).read_bytes(), type=_Owned).files)
+        return own_files(target, msgspec.json.decode(read_regular(target / MANIFEST), type=_Owned).files)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
     except OSError as error:
@@ -388,6 +389,6 @@ def recheck(target: Path, files: PublishedFiles, geometry: Geometry) -> Publishe
 
 def _digest(path: Path, file: PublishedFile, geometry: Geometry) -> bytes | None:
     try:
-        return hash_shard(path, geometry) if file.is_shard else content_digest(path.read_bytes())
+        return hash_shard(path, geometry) if file.is_shard else content_digest(read_regular(path))
     except OSError:
         return None

@@ -12,36 +12,7 @@ import time
 import pytest
 from support.crash import OUTPUTS, Site, check_refused, files_in, states
 from support.forked import ForkServer
-
-# Holds the cache until the file `go` appears, and says so with the file `holding`.
-HOLD = """
-import pathlib, time
-import mergepipe.project.locking as steps
-
-def write_lock(*args, **options):
-    pathlib.Path("holding").touch()
-    while not pathlib.Path("go").exists():
-        time.sleep(0.005)
-    return original(*args, **options)
-
-original, steps.write_lock = steps.write_lock, write_lock
-"""
-
-
-def wait_for(path):
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} did not appear"
-        time.sleep(0.005)
-
-
-def let_go(site):
-    (site.root / "go").touch()
-
-
-def tidy(site):
-    for name in ("go", "holding"):
-        (site.root / name).unlink(missing_ok=True)
+from support.meanwhile import HOLD, let_go, tidy, wait_for_holder
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -78,7 +49,7 @@ def test_builds_started_at_any_moments_of_one_another_end_well(site, clean):
 
 def test_a_build_that_waits_says_for_what_and_ends_well(site, clean):
     holder = site.start("build", prelude=HOLD)
-    wait_for(site.root / "holding")
+    wait_for_holder(site)
     waiter = site.start("build")
     time.sleep(0.3)
     let_go(site)
@@ -93,7 +64,7 @@ def test_a_build_that_waits_says_for_what_and_ends_well(site, clean):
 
 def test_builds_of_different_outputs_at_once_lose_no_entry_of_the_lock(site, clean):
     holder = site.start("build", "one", prelude=HOLD)
-    wait_for(site.root / "holding")
+    wait_for_holder(site)
     waiter = site.start("build", "two")
     time.sleep(0.3)
     let_go(site)
@@ -106,7 +77,7 @@ def test_builds_of_different_outputs_at_once_lose_no_entry_of_the_lock(site, cle
 def test_a_mergefile_edited_while_a_build_waits_is_taken_by_the_next_build(built, clean):
     built.turn_to(2)
     holder = built.start("build", prelude=HOLD)
-    wait_for(built.root / "holding")
+    wait_for_holder(built)
     waiter = built.start("build")
     time.sleep(0.3)
     built.turn_to(3)
@@ -123,7 +94,7 @@ def test_a_mergefile_edited_while_a_build_waits_is_taken_by_the_next_build(built
 def test_the_end_of_a_holder_by_a_signal_lets_the_next_one_go_on(built, clean, number):
     built.turn_to(2)
     holder = built.start("build", prelude=HOLD)
-    wait_for(built.root / "holding")
+    wait_for_holder(built)
     waiter = built.start()
     time.sleep(0.2)
     holder.kill(number)
@@ -138,7 +109,7 @@ def test_the_end_of_a_holder_by_a_signal_lets_the_next_one_go_on(built, clean, n
 def test_a_stopped_holder_is_waited_for_and_nothing_is_broken_when_the_waiter_is_killed(built, clean):
     built.turn_to(2)
     holder = built.start("build", prelude=HOLD)
-    wait_for(built.root / "holding")
+    wait_for_holder(built)
     holder.kill(signal.SIGSTOP)
     waiter = built.start()
     time.sleep(0.3)
@@ -213,39 +184,55 @@ def test_two_caches_that_publish_into_one_directory_end_with_one_whole_state(sit
 # --- others beside a build ----------------------------------------------------------------------------------------
 
 
+def at_once_with_builds(site, versions, commands, env=None):
+    """Build version after version, and run commands again and again meanwhile; return how the commands ended."""
+    ended, asked = [], []
+
+    def build_on():
+        for version in versions:
+            site.turn_to(version)
+            ended.append(site.run(env=env))
+
+    builder = threading.Thread(target=build_on)
+    with ForkServer() as other:
+        builder.start()
+        try:
+            while builder.is_alive():
+                asked += [(command, other.run(command, site.home)) for command in commands]
+        finally:
+            builder.join(600)
+    assert all(result.code == 0 for result in ended), [result.text for result in ended]
+    assert len(ended) == len(versions)
+    return asked
+
+
 ASKING = (("status", "--json"), ("plan", "--json"), ("cache", "info", "--json"))
 
 
 def test_status_plan_and_cache_info_answer_while_builds_run(built):
-    stop = threading.Event()
-    ended = []
-
-    def build_on():
-        for version in range(2, 10):
-            built.turn_to(version)
-            ended.append(built.run())
-        stop.set()
-
-    builder = threading.Thread(target=build_on)
-    asked = []
-    with ForkServer() as other:
-        builder.start()
-        try:
-            while not stop.is_set():
-                asked += [(command, other.run(command, built.home)) for command in ASKING]
-        finally:
-            builder.join()
-    assert all(result.code == 0 for result in ended), [result.text for result in ended]
+    asked = at_once_with_builds(built, range(2, 10), ASKING)
     failed = [(command, result.text) for command, result in asked if result.code != 0]
     # A source that is being written cannot be read: that is no fault of the answer.
     assert [text for _, text in failed if "changed" not in text] == []
     assert {command for command, _ in asked} == set(ASKING)
 
 
+@pytest.mark.parametrize("env", [{}, {"MERGEPIPE_NO_EXCHANGE": "1"}], ids=["exchanged", "renamed"])
+def test_verifying_while_outputs_are_published_finds_no_fault_in_them(built, env):
+    asked = at_once_with_builds(built, range(2, 8), [("verify", "one", "two"), ("cache", "verify", "--dry-run")], env)
+    for command, result in asked:
+        # What takes the place of an output that is being read is said, and is no fault of either. With two renames the
+        # directory is away for a moment, and the lock is replaced after the outputs.
+        said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        moved = [line for line in said if re.search("took its place|not there|Mergefile.lock|no such", line)]
+        assert said == moved, (command, result.text)
+    assert built.run("verify").code == 0
+
+
 def test_status_answers_while_a_build_holds_the_cache(built, clean):
     built.turn_to(2)
     holder = built.start("build", prelude=HOLD)
-    wait_for(built.root / "holding")
+    wait_for_holder(built)
     result = built.run("status", "--json")
     assert result.code == 0, result.text
     assert result.seconds < 5
@@ -258,7 +245,7 @@ def test_status_answers_while_a_build_holds_the_cache(built, clean):
 def test_pruning_waits_for_a_build_and_takes_nothing_from_it(built, clean):
     built.turn_to(2)
     holder = built.start("build", prelude=HOLD)
-    wait_for(built.root / "holding")
+    wait_for_holder(built)
     pruning = built.start("cache", "prune", "--max-size", "0")
     time.sleep(0.2)
     let_go(built)

@@ -28,6 +28,12 @@ FAULTS = [
     ("write", errno.EDQUOT),
     ("read", errno.ESTALE),
     ("open", errno.EROFS),
+    ("stat", errno.EIO),
+    ("stat", errno.ESTALE),
+    ("stat", errno.EACCES),
+    ("close", errno.EIO),
+    ("close", errno.EDQUOT),
+    ("room", errno.EIO),
 ]
 SAMPLES = 2
 # One thread, so that the n-th call is the same in every run.

@@ -83,7 +83,7 @@ def test_killed_at_moments_of_a_process_that_a_user_starts(tmp_path, server, cle
         process = start_mergepipe(["build"], site.root)
         time.sleep(moment)
         process.kill()
-        process.communicate()
+        process.communicate(timeout=60)
         site.check_between(clean[version - 1], clean[version])
         site.report()
         site.check_done(clean[version])
@@ -147,7 +147,7 @@ class Watcher(threading.Thread):
 
     def stop(self) -> None:
         self._stop_asked.set()
-        self.join()
+        self.join(60)
 
 
 def state_of(files: dict[str, bytes]) -> str:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 
 import pytest
 from support.crash import OUTPUTS, Site, check_refused, states
+from support.meanwhile import HOLD, let_go, tidy, wait_for_holder
 
 NO_LOCKS = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP]
 NO_LINKS = [errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL]
 HELD = "build.lock.held"  # stands in for the lock of the cache
-# Holds the cache until the file `go` appears, and says so with the file `holding`.
-HOLD = """
-import pathlib, time
-import mergepipe.project.locking as steps
-
-def write_lock(*args, **options):
-    pathlib.Path("holding").touch()
-    while not pathlib.Path("go").exists():
-        time.sleep(0.005)
-    return original(*args, **options)
-
-original, steps.write_lock = steps.write_lock, write_lock
-"""
 
 
 @pytest.fixture
@@ -70,22 +59,28 @@ def test_without_locks_a_killed_holder_of_the_cache_is_taken_over(site, clean, p
 def test_without_locks_a_second_build_waits_all_the_same(site, clean):
     env = failing(site, "lock", errno.ENOLCK)
     holder = site.start("build", env=env, prelude=HOLD)
-    deadline = time.monotonic() + 60
-    while not (site.root / "holding").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_for_holder(site)
     waiter = site.start(env=env)
     answer = site.run("status", "--json", env=env)
     time.sleep(0.3)
-    (site.root / "go").touch()
+    let_go(site)
     assert holder.wait().code == 0
     result = waiter.wait()
     assert result.code == 0, result.text
     assert "waiting for another build" in result.stderr
     assert answer.code == 0, answer.text
-    for name in ("go", "holding"):
-        (site.root / name).unlink()
+    tidy(site)
     site.check_done(clean[1])
+
+
+def test_without_locks_a_sweep_evaluates_its_models(site, clean):
+    env = failing(site, "lock", errno.ENOLCK)
+    assert site.run(env=env).code == 0
+    result = site.run("sweep", "two", "--budgets", "50%,100%", "--eval", "sh -c 'echo size 1'", "--json", env=env)
+    assert result.code == 0, result.text
+    assert [point["figures"]["size"] for point in json.loads(result.stdout)["points"]] == [1, 1]
+    site.check_done(clean[1])
+    assert site.litter() == []
 
 
 @pytest.mark.parametrize("error", NO_LINKS, ids=errno.errorcode.get)

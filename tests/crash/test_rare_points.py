@@ -67,7 +67,7 @@ def with_damaged_packs(site):
 
 
 def with_unknown_pack(site):
-    (site.cache / "packs" / "unknown.safetensors").write_bytes(b"?")
+    (site.cache / "packs" / f"{0:064x}.safetensors").write_bytes(b"?")
     site.turn_to(2)
 
 

@@ -9,20 +9,7 @@ import time
 
 import pytest
 from support.crash import Site, states
-
-# Holds the cache until the file `go` appears in the project, and says so with the file `holding`.
-HOLD = """
-import pathlib, time
-import mergepipe.project.locking as steps
-
-def write_lock(*args, **options):
-    pathlib.Path("holding").touch()
-    while not pathlib.Path("go").exists():
-        time.sleep(0.005)
-    return original(*args, **options)
-
-original, steps.write_lock = steps.write_lock, write_lock
-"""
+from support.meanwhile import HOLD, let_go, tidy, wait_for_holder
 
 
 @pytest.fixture
@@ -37,12 +24,6 @@ def built(site, env):
     assert result.code == 0, result.text
     return json.loads(result.stdout)
 
-
-def wait_for(path):
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} did not appear"
-        time.sleep(0.005)
 
 
 def packs(env):
@@ -63,7 +44,7 @@ def work_at_once(sites, env, commands, rounds, generator):
         assert [result.code for result in results] == [0] * len(results), [result.text for result in results]
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_builds_of_two_projects_and_the_care_of_their_cache_do_not_disturb_one_another(shared, clean, rounds):
     sites, env = shared
     commands = [("prune", "--unreferenced"), ("verify",), ("prune", "--max-size", "3 MB"), ("info",)]
@@ -98,18 +79,17 @@ def test_pruning_from_one_project_keeps_what_the_lock_of_the_other_names(shared,
 def test_the_care_of_a_cache_waits_for_a_build_that_holds_it(shared, clean, command):
     sites, env = shared
     holder = sites[0].start(env=env, prelude=HOLD)
-    wait_for(sites[0].root / "holding")
+    wait_for_holder(sites[0])
     before = packs(env)
     waiter = sites[1].start("cache", *command, env=env)
     time.sleep(0.3)
     assert packs(env) == before
-    (sites[0].root / "go").touch()
+    let_go(sites[0])
     assert holder.wait().code == 0
     result = waiter.wait()
     assert result.code == 0, result.text
     assert "waiting for another build that holds the cache" in result.stderr
-    for name in ("go", "holding"):
-        (sites[0].root / name).unlink()
+    tidy(sites[0])
     sites[0].check_done(clean[1])
     assert states(built(sites[0], env)) == ["unchanged", "unchanged"]
 
@@ -118,13 +98,13 @@ def test_the_care_of_a_cache_goes_on_after_a_killed_build(shared, clean):
     sites, env = shared
     built(sites[1], env)
     holder = sites[0].start(env=env, prelude=HOLD)
-    wait_for(sites[0].root / "holding")
+    wait_for_holder(sites[0])
     waiter = sites[1].start("cache", "prune", "--unreferenced", env=env)
     time.sleep(0.2)
     holder.kill()
     assert holder.wait().code == -9
     assert waiter.wait().code == 0
-    (sites[0].root / "holding").unlink()
+    tidy(sites[0])
     for site in sites:
         built(site, env)
         site.check_done(clean[site.version])

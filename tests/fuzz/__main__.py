@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import resource
 import subprocess
@@ -27,6 +28,8 @@ from fuzz.targets import TARGETS, BuildTarget, ProjectTarget, Target  # noqa: E4
 from fuzz.watch import BrokenPromiseError  # noqa: E402
 
 MEMORY = 256 << 20
+GRACE = 300  # seconds beyond its time that a process may take to begin and to end
+MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def main() -> int:
@@ -59,7 +62,12 @@ def _report(name: str, options: argparse.Namespace, seed: int) -> int:
     arguments = [name, "--worker", "--seconds", str(options.seconds), "--executions", str(options.executions)]
     arguments += ["--seed", str(seed), "--found", str(options.found)]
     command = [sys.executable, "-m", "tests.fuzz", *arguments]
-    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, check=False)
+    limit = min(options.seconds, 10**6) + GRACE
+    try:
+        done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        print(f"{name}: the process stood still for more than {GRACE} s")
+        return 1
     if done.returncode:
         print(f"{name}: the process died with {done.returncode}\n{done.stderr[-2000:]}")
         return 1
@@ -74,7 +82,7 @@ def _report(name: str, options: argparse.Namespace, seed: int) -> int:
 def _run(kind: type[Target], options: argparse.Namespace, seed: int) -> dict[str, Any]:
     ends: Counter[str] = Counter()
     faults: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="mergepipe-fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mergepipe-fuzz-", dir=MEMORY_DISK) as folder:
         target = _prepared(kind, Path(folder))
         started = time.monotonic()
         while time.monotonic() - started < options.seconds and ends.total() < options.executions:

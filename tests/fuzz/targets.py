@@ -8,11 +8,13 @@ import math
 import random
 import shutil
 import sqlite3
+import struct
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from fuzz.mutate import VALUES, mutated, mutated_header, mutated_json, mutated_lines
 from fuzz.watch import BrokenPromiseError, outcome
 from support.adapters import PREFIX, factors, write_adapter
@@ -35,6 +37,11 @@ from mergepipe.mergefile.mergekit.imported import import_mergekit
 from mergepipe.mergefile.mergekit.sources import Found
 from mergepipe.mergefile.parse import load_mergefile
 from mergepipe.operators.registry import signatures
+from mergepipe.progressive.decode import BlockDecoder
+from mergepipe.progressive.encode import encode_block
+from mergepipe.progressive.pack import PackWriter, check_pack
+from mergepipe.project.caches import open_cache
+from mergepipe.project.caches_report import CacheCheck
 from mergepipe.project.replay_source import declared_mergefile
 from mergepipe.project.verify import VerifyOptions
 from mergepipe.publish.directory import owned_files
@@ -280,13 +287,17 @@ class AdapterTarget(AdapterConfigTarget):
 
 
 class ProjectTarget(Target):
-    """A file of a project that was built: the next builds end well, and with the right bytes.
+    """A file of a project that was built: whoever looks after the cache finds what is damaged and takes it out of use.
 
-    A build may fail once for a file of its own that is damaged; the one after it puts that right.
+    That is quick, and done for every case. For some of them, the first among them, the next builds are run as well:
+    they end well, and with the right bytes. One may fail for a file of its own that is damaged; the one after it puts
+    that right.
     """
 
     damaged: str
     """What is damaged: the first file that the pattern finds."""
+    thorough = 20
+    """One case of so many is built."""
     executions = 0
 
     def prepare(self) -> list[bytes]:
@@ -299,24 +310,80 @@ class ProjectTarget(Target):
         self.files = {name: project.folder(name) / "model.safetensors" for name in project.outputs}
         self.want = {name: content_digest(path.read_bytes()) for name, path in self.files.items()}
         self.outputs = project.outputs
+        self.looked_at = self._copy("looked-at")
+        self.cached = {path: path.read_bytes() for path in self.looked_at.cache.rglob("*") if path.is_file()}
         return [path.read_bytes() for path in sorted(self.clean.glob(self.damaged))]
 
-    def judge(self, data: bytes) -> str:
-        self.executions += 1
-        work = self.box / "work"
-        project = SmallProject(work, sources={n: f"models/{n}" for n in ("base", "a", "b")}, outputs=self.outputs)
-        if not work.exists():
-            shutil.copytree(self.clean, work)
+    def _copy(self, name: str) -> SmallProject:
+        """Return a copy of the project in a folder of its own, built there; one that is there is left as it is."""
+        root = self.box / name
+        project = SmallProject(root, sources={n: f"models/{n}" for n in ("base", "a", "b")}, outputs=self.outputs)
+        if not root.exists():
+            shutil.copytree(self.clean, root)
             project.build()
-        path = min(work.glob(self.damaged))
+        return project
+
+    def judge(self, data: bytes) -> str:
+        number, self.executions = self.executions, self.executions + 1
+        return self.built(data, number // self.thorough) if number % self.thorough == 0 else self.looked_after(data)
+
+    def _damage(self, project: SmallProject, data: bytes) -> None:
+        path = min(project.root.glob(self.damaged))
         path.chmod(0o644)
         self.damage(path, data)
-        if self.executions % 2:  # so that there is something to make from what lies in the cache
-            shutil.rmtree(work / "build")
+
+    def damage(self, path: Path, data: bytes) -> None:
+        """Put the damage in place."""
+        path.write_bytes(data)
+
+    # --- quick ----------------------------------------------------------------------------------------------------
+
+    def looked_after(self, data: bytes) -> str:
+        """Look at the cache and check it, twice; return what was found the first time."""
+        project = self.looked_at
+        self._restore()
+        self._damage(project, data)
+        cache = open_cache(project.cache, lock_path=project.lock, geometry=project.geometry, workers=1)
+        is_damaged = any(path.read_bytes() != content for path, content in self.cached.items())
+        told: list[CacheCheck] = []
+        checks: list[CacheCheck] = []
+        if zlib.crc32(data) % 3 == 0:
+            outcome(lambda: project.open().status(()), self.box)
+            outcome(lambda: told.append(cache.verify(dry_run=True)), self.box)
+        ends = [outcome(action, self.box) for action in (
+            cache.info, lambda: cache.prune(0, dry_run=True),
+            lambda: checks.append(cache.verify()), lambda: checks.append(cache.verify()),
+        )]  # fmt: skip
+        if len(checks) < 2:  # such as for a catalog of a newer mergepipe
+            return ends[-1]
+        first, second = checks
+        if not second.ok or [check.ok for check in told] not in ([], [first.ok]):
+            raise BrokenPromiseError(f"checked, and checked again: {told}, {first.ok}, {second.ok}")
+        if is_damaged and self.damaged.endswith(".safetensors") and first.ok:
+            raise BrokenPromiseError("a pack was damaged, and nobody noticed")
+        return "sound" if first.ok else "repaired"
+
+    def _restore(self) -> None:
+        """Make the cache what it was before it was damaged."""
+        for path in self.looked_at.cache.rglob("*"):
+            if path.is_file() and path not in self.cached:
+                path.unlink()
+        for path, content in self.cached.items():
+            path.unlink(missing_ok=True)  # a pack is read-only, and an output may share its bytes
+            path.write_bytes(content)
+
+    # --- thorough -------------------------------------------------------------------------------------------------
+
+    def built(self, data: bytes, number: int) -> str:
+        """Look at the project and build it, twice; return how the first build ended."""
+        project = self._copy("built")
+        self._damage(project, data)
+        if number % 2:  # so that there is something to make from what lies in the cache
+            shutil.rmtree(project.root / "build")
         try:
             return self.rebuilt(project)
         except BrokenPromiseError:
-            shutil.rmtree(work)  # else it goes on from what the last build left
+            shutil.rmtree(project.root)  # else it goes on from what the last build left
             raise
 
     def rebuilt(self, project: SmallProject) -> str:
@@ -328,7 +395,7 @@ class ProjectTarget(Target):
         for name, want in self.want.items():
             if content_digest((project.folder(name) / "model.safetensors").read_bytes()) != want:
                 raise BrokenPromiseError(f"output {name} has other bytes after {looked}, {first}, {second}")
-        return first
+        return f"built after {first}"
 
     def look(self, project: SmallProject) -> None:
         """Do what writes nothing."""
@@ -337,10 +404,6 @@ class ProjectTarget(Target):
         with contextlib.suppress(MergepipeError):
             project.open().plan(())
         project.open().verify((), VerifyOptions())
-
-    def damage(self, path: Path, data: bytes) -> None:
-        """Put the damage in place."""
-        path.write_bytes(data)
 
 
 DTYPES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "C64": 8}
@@ -443,7 +506,73 @@ class RowsTarget(ProjectTarget):
                     connection.execute(f"UPDATE {table} SET {draw.choice(columns)} = ?", (value,))
 
 
+def mutated_planes(draw: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """Return a damaged progressive pack, sometimes with digests that are right for what it says."""
+    data = mutated(draw, seeds)
+    return resealed(data) if draw.random() < 0.6 else data
+
+
+def resealed(data: bytes) -> bytes:
+    """Return a progressive pack with the digests of its chunks and of its header put right, if it has room for them."""
+    if len(data) < 104:
+        return data
+    blocks, rank = struct.unpack_from("<QI", data, 24)
+    stop = 136 + 8 * rank + 308 * blocks
+    if stop > len(data):
+        return data
+    out, at = bytearray(data), stop
+    for number in range(7 * blocks):
+        (size,) = struct.unpack_from("<I", data, stop - 32 - 252 * blocks + 4 * number)
+        place = stop - 32 - 224 * blocks + 32 * number
+        out[place : place + 32] = content_digest(data[at : at + size])
+        at += size
+    out[stop - 32 : stop] = content_digest(bytes(out[: stop - 32]))
+    return bytes(out)
+
+
+class PlanesTarget(Target):
+    """A progressive pack: checked, and decoded whole at every level."""
+
+    name = "planes"
+    mutate = staticmethod(mutated_planes)
+
+    def prepare(self) -> list[bytes]:
+        draw = np.random.default_rng(0)
+        seeds = []
+        for number, shape in enumerate([(40, 30), (700,), (3, 300), (2, 8200)]):
+            delta = draw.standard_normal(shape).astype(np.float64 if number == 2 else np.float32)
+            delta[: len(delta) // 2] *= draw.random() < 0.5
+            delta.reshape(-1)[-1] = [1, np.inf, 1e-40, 1e30][number]
+            writer = PackWriter(self.box, shape=shape, block_elements=512)
+            row = shape[-1] if len(shape) > 1 else 1
+            step = max(1, 512 // row) * row
+            for block, start in enumerate(range(0, delta.size, step)):
+                writer.put(block, encode_block(delta.reshape(-1)[start : start + step], row))
+            writer.finish(bytes(32), bytes([number]) * 32, self.box / "a.planes")
+            seeds.append((self.box / "a.planes").read_bytes())
+        return seeds
+
+    def put(self, data: bytes) -> None:
+        (self.box / "a.planes").unlink(missing_ok=True)
+        (self.box / "a.planes").write_bytes(data)
+
+    def read(self, data: bytes) -> object:
+        header = check_pack(self.box / "a.planes")
+        if resealed(data) != data:
+            raise BrokenPromiseError("a pack whose digests are wrong was taken")
+        grid = header.grid
+        for block in range(header.blocks):
+            chunks = [data[slice(*header.chunk_range(stage, block))] for stage in range(7)]
+            elements = grid.elements_of(block)
+            for level in range(1, 8):
+                out = np.full(min(elements, 10_000), np.nan, np.float32)
+                BlockDecoder(chunks[:level], elements, grid.row_elements).fill(elements - len(out), out)
+                if not np.isfinite(out).all():
+                    raise BrokenPromiseError("a block was decoded to numbers that are not finite")
+        return header.dump()
+
+
 TARGETS: tuple[type[Target], ...] = (
     HeaderTarget, IndexTarget, SideFilesTarget, MergefileTarget, MergekitTarget, LockTarget, ManifestTarget,
-    AdapterConfigTarget, AdapterTarget, BuildTarget, PackTarget, CatalogTarget, RowsTarget,
+    AdapterConfigTarget, AdapterTarget, BuildTarget, PlanesTarget, PackTarget, CatalogTarget, RowsTarget,
 )  # fmt: skip

@@ -48,8 +48,9 @@ def test_damaged_files_end_well(target):
 def test_a_damaged_cache_costs_time_and_nothing_else(kind, tmp_path, monkeypatch):
     quicken(monkeypatch)
     target = kind(tmp_path.resolve())
+    target.thorough = 5
 
-    @settings(max_examples=6, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=15, database=None, suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=False))
     def check(draw):
         target.execute(draw)
@@ -93,7 +94,12 @@ def test_a_hang_is_noticed(tmp_path, monkeypatch):
 
 def run_script(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.fuzz", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
 
 

@@ -236,5 +236,5 @@ def chromium() -> Iterator[Browser]:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(60)
             os.close(from_read)

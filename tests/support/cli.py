@@ -20,6 +20,21 @@ _LOOKS = ("FORCE_COLOR", "CLICOLOR_FORCE", "NO_COLOR", "COLUMNS", "LINES", "TTY_
 _COSTS = ("PYTHONDONTWRITEBYTECODE",)
 
 
+def hear_signals() -> None:
+    """Let the signals that tests send end this process and those that it starts, whoever started it.
+
+    A shell without job control starts what it puts into the background with Ctrl-C ignored, and `nohup` ignores a
+    hang-up. Both are handed on to every process below, where a test would wait for ever for the end of one that it
+    interrupted.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What one process printed, how it ended (a negative code is a signal), and how long it took."""
@@ -75,7 +90,7 @@ def finish_process(process: subprocess.Popen[str], timeout: float, started: floa
         stdout, stderr = process.communicate(timeout=timeout)
     except BaseException:
         kill_process(process)
-        process.communicate()
+        process.communicate(timeout=60)
         raise
     seconds = time.perf_counter() - started
     return Result(stdout=stdout, stderr=stderr, code=process.returncode, seconds=seconds)

@@ -5,8 +5,9 @@ can fork processes with different faults:
 
 ``FAULT_CALL``
     ``read``, ``write``, ``fsync``, ``rename``, ``link``, ``truncate``, ``mkdir``, ``unlink``, ``open``, ``chmod``,
-    ``lock`` (``flock``, and the locks of ``fcntl``), ``symlink``, ``rmdir``, ``list``; each stands for its relatives
-    too (``pread``, ``preadv2``, ``fdatasync``, ``linkat``, ...). ``any`` is all of them.
+    ``lock`` (``flock``, and the locks of ``fcntl``), ``symlink``, ``rmdir``, ``list``, ``stat``, ``close`` (which
+    closes all the same), ``room`` (``statvfs``); each stands for its relatives too (``pread``, ``preadv2``,
+    ``fdatasync``, ``linkat``, ...). ``any`` is all of them.
 ``FAULT_PATH``
     Only calls on paths that contain this.
 ``FAULT_NTH``
@@ -37,6 +38,7 @@ _SOURCE = r"""
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -174,6 +176,25 @@ DIR *fdopendir(int fd) {
     return real(fd);
 }
 
+#define STAT(kind, suffix) \
+    int stat##suffix(const char *a, struct kind *to) { \
+        REAL(stat##suffix); FAIL(fault("stat", a)); return real(a, to); \
+    } \
+    int lstat##suffix(const char *a, struct kind *to) { \
+        REAL(lstat##suffix); FAIL(fault("stat", a)); return real(a, to); \
+    } \
+    int fstat##suffix(int fd, struct kind *to) { \
+        REAL(fstat##suffix); FAIL(fault_of_fd("stat", fd)); return real(fd, to); \
+    } \
+    int fstatat##suffix(int x, const char *a, struct kind *to, int f) { \
+        REAL(fstatat##suffix); FAIL(fault("stat", a)); return real(x, a, to, f); \
+    }
+STAT(stat,)
+STAT(stat64, 64)
+int close(int fd) { REAL(close); int e = fault_of_fd("close", fd); int done = real(fd); FAIL(e); return done; }
+int statvfs(const char *a, struct statvfs *to) { REAL(statvfs); FAIL(fault("room", a)); return real(a, to); }
+int statvfs64(const char *a, struct statvfs64 *to) { REAL(statvfs64); FAIL(fault("room", a)); return real(a, to); }
+
 int flock(int fd, int how) { REAL(flock); FAIL(fault_of_fd("lock", fd)); return real(fd, how); }
 #define LOCKS(command) (command == F_SETLK || command == F_SETLKW || command == F_GETLK)
 #define CONTROL(name) \
@@ -221,5 +242,5 @@ def compile_faults(folder: Path) -> Path | None:
     source, library = folder / "faults.c", folder / "faults.so"
     source.write_text(_SOURCE, encoding="utf-8")
     argv = [compiler, "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
-    done = subprocess.run(argv, capture_output=True, check=False)
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=120)
     return library if done.returncode == 0 else None

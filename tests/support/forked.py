@@ -15,6 +15,7 @@ import ctypes
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -27,12 +28,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
-from support.cli import Result, clean_environment
+from support.cli import Result, clean_environment, hear_signals
 from support.projects import quicken
 
 _TESTS = Path(__file__).resolve().parents[1]
 _MESSAGE = 1 << 16
-TIMEOUT = 120.0
+TIMEOUT = 300.0
+"""Seconds that anything here is waited for; what takes longer stands still, and a failure says where."""
 
 
 # --- the side of the tests ----------------------------------------------------------------------------------------
@@ -43,6 +45,7 @@ class Forked:
     """A command line that runs, or ran, in a process of its own."""
 
     pid: int
+    what: str
     started: float
     status: IO[bytes]
     stdout: IO[bytes]
@@ -53,17 +56,72 @@ class Forked:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    def wait(self) -> Result:
-        """Wait for its end and return what it left."""
-        code = int(self.status.readline())
-        seconds = time.perf_counter() - self.started
+    def wait(self, timeout: float = TIMEOUT) -> Result:
+        """Wait for its end and return what it left.
+
+        Raises
+        ------
+        TimeoutError
+            If it does not end within ``timeout`` seconds; it is killed then.
+        RuntimeError
+            If the server ended before it.
+        """
+        code, where = None, ""
+        try:
+            code = _next_number(self.status, timeout)
+        except TimeoutError:
+            where = _sleeping_in(self.pid)
+            self.kill()
+        finally:
+            seconds = time.perf_counter() - self.started
+            stdout, stderr = self._texts()
+        if code is None:
+            raise TimeoutError(
+                f"`{self.what}` (process {self.pid}) did not end within {timeout} s; {where}; it said:\n"
+                f"{stdout}{stderr}"
+            )
+        return Result(stdout=stdout, stderr=stderr, code=code, seconds=seconds)
+
+    def _texts(self) -> list[str]:
+        """Return both streams; nothing can be waited for afterwards."""
         texts = []
         for file in (self.stdout, self.stderr):
             file.seek(0)
             texts.append(file.read().decode("utf-8", "replace"))
             file.close()
         self.status.close()
-        return Result(stdout=texts[0], stderr=texts[1], code=code, seconds=seconds)
+        return texts
+
+
+def _next_number(status: IO[bytes], timeout: float) -> int:
+    """Return the number on the next line of a pipe without a buffer.
+
+    Raises
+    ------
+    TimeoutError
+        If no line comes within ``timeout`` seconds.
+    RuntimeError
+        If none can come any more.
+    """
+    ready = select.poll()
+    ready.register(status, select.POLLIN)
+    if not ready.poll(timeout * 1000):
+        raise TimeoutError(f"no word from the fork server within {timeout} s")
+    line = status.readline()  # lines are written at once
+    if not line:
+        raise RuntimeError("the process that minds a command line was killed")
+    return int(line)
+
+
+def _sleeping_in(pid: int) -> str:
+    """Return what the kernel says of a process that should have ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+        where = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii")
+    except OSError:
+        return "nothing is known of it"
+    kept = [line.replace("\t", " ") for line in status.splitlines() if line.startswith(("State", "Threads", "Sig"))]
+    return f"waits in {where}, {', '.join(kept)}"
 
 
 class ForkServer:
@@ -100,7 +158,9 @@ class ForkServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._socket.close()  # the server ends when it reads this
+        self._socket.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # with what it forked that a failed test did not wait for
         self._process.wait(TIMEOUT)
 
     def view(self, path: Path) -> Path:
@@ -121,7 +181,8 @@ class ForkServer:
         prelude
             Python code that the process runs first.
         """
-        return self._send({"args": list(args), "cwd": str(cwd), "env": dict(env or {}), "prelude": prelude})
+        what = " ".join(["mergepipe", *args])
+        return self._send(what, {"args": list(args), "cwd": str(cwd), "env": dict(env or {}), "prelude": prelude})
 
     def run(self, args: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, *, prelude: str = "") -> Result:
         """Run ``mergepipe ARGS`` in ``cwd`` to its end."""
@@ -129,25 +190,26 @@ class ForkServer:
 
     def execute(self, *argv: str) -> None:
         """Run another program where the server is, such as ``mount``; it must succeed."""
-        result = self._send({"argv": list(argv), "cwd": "/", "env": {}}).wait()
+        result = self._send(" ".join(argv), {"argv": list(argv), "cwd": "/", "env": {}}).wait()
         if result.code != 0:
             raise RuntimeError(f"{' '.join(argv)} failed: {result.text}")
 
-    def _send(self, request: Mapping[str, Any]) -> Forked:
+    def _send(self, what: str, request: Mapping[str, Any]) -> Forked:
         ours, theirs = os.pipe()
         stdout, stderr = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by `wait`
         started = time.perf_counter()
         message = json.dumps(request).encode()
         socket.send_fds(self._socket, [message], [theirs, stdout.fileno(), stderr.fileno()])
         os.close(theirs)
-        status = os.fdopen(ours, "rb")
-        return Forked(int(status.readline()), started, status, stdout, stderr)
+        status = os.fdopen(ours, "rb", buffering=0)
+        return Forked(_next_number(status, TIMEOUT), what, started, status, stdout, stderr)
 
 
 # --- the server ---------------------------------------------------------------------------------------------------
 
 
 def _serve(channel: socket.socket, *, flush: bool) -> None:
+    hear_signals()
     _obey_file_modes()
     _import_everything()
     quicken(SimpleNamespace(setattr=setattr), flush=flush)

@@ -119,7 +119,7 @@ def build_meanwhile(
             action()
     except BaseException:
         kill_process(process)
-        process.communicate()
+        process.communicate(timeout=60)
         raise
     return finish_process(process, TIMEOUT, started)
 
@@ -158,4 +158,4 @@ def build_together(project: Project, count: int, flags: Sequence[str]) -> list[R
         for process in processes:
             if process.poll() is None:
                 kill_process(process)
-                process.communicate()
+                process.communicate(timeout=60)

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from mergepipe.cache.layout import STAGED_FILE
 from mergepipe.engine.staging import StagedShard, abandoned, staged_name
 from mergepipe.errors import StorageError
 from mergepipe.plan.layout import TensorSlot, lay_out
@@ -121,6 +122,10 @@ def test_the_name_says_which_output_and_layout_it_is(tmp_path):
     }
     assert len(names) == 4
     assert staged_name("m", shard_of(5)) == staged_name("m", shard_of(5))
+
+
+def test_pruning_knows_staged_shards_by_their_names(tmp_path):
+    assert STAGED_FILE.fullmatch(staged(tmp_path, shard_of(5), output="an output").path.name)
 
 
 def test_what_an_output_left_is_found_whatever_its_layout(tmp_path):

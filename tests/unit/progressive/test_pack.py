@@ -115,7 +115,7 @@ def test_an_abandoned_pack_leaves_nothing(tmp_path):
 
 
 def test_a_pack_may_be_abandoned_while_blocks_are_written(tmp_path, monkeypatch):
-    """The file is closed by whoever is the last to use it."""
+    """Whoever writes to it goes on doing so, and leaves nothing behind."""
     from mergepipe.progressive import pack
 
     def slow(fd, data, offset):
@@ -140,8 +140,17 @@ def test_a_pack_may_be_abandoned_while_blocks_are_written(tmp_path, monkeypatch)
     go_on.set()
     thread.join()
     assert failed == []
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(writer._fd)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_packs_in_the_making_hold_no_descriptor(tmp_path):
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    writers = [PackWriter(tmp_path, shape=SHAPE, block_elements=BLOCK) for _ in range(20)]
+    for writer in writers:
+        writer.put(0, codes()[0])
+    assert (len(os.listdir("/proc/self/fd")) if before else 0) == before
+    for writer in writers:
+        writer.abandon()
     assert list(tmp_path.iterdir()) == []
 
 

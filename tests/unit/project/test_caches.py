@@ -167,7 +167,8 @@ def test_packs_that_are_gone_are_forgotten_and_those_that_nobody_knows_are_no_pr
     shutil.copyfile(packs(project.cache)[0], project.cache / "packs/stray")
     check = cache_of(project).verify()
     assert kinds(check) == ["missing"]
-    assert (check.packs.checked, check.packs.missing, check.packs.unknown) == (1, 1, 1)
+    packed = check.packs
+    assert (packed.checked, packed.missing, packed.unknown, packed.foreign) == (1, 1, 0, 1)
     assert cache_of(project).verify().ok
     check_repaired(project, expected)
 
