@@ -37,9 +37,8 @@ def _panel(axes: Axes, operator: str, rows: Json) -> None:
     for kind, colour, mark in (("levels", _LEVELS, "o"), ("blocks", _BLOCKS, "s")):
         own = sorted((row for name, row in rows.items() if name.startswith(kind)), key=lambda row: row["planned"])
         read = [100 * row["planned"] / row["full"] for row in own]
-        axes.plot(
-            read, [100 * row["deviation"] for row in own], color=colour, marker=mark, markersize=4, label=f"{kind}: deviation"
-        )
+        deviations = [100 * row["deviation"] for row in own]
+        axes.plot(read, deviations, color=colour, marker=mark, markersize=4, label=f"{kind}: deviation")
         if kind == "levels" or operator == "task_arithmetic":
             bounds = [100 * row["bound"] for row in own]
             axes.plot(read, bounds, color=colour, linestyle="--", linewidth=0.9, label=f"{kind}: bound")

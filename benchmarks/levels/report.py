@@ -129,8 +129,9 @@ def break_even(found: Json) -> str:
     return (
         f"The pass took {levels['wall']:.1f} s cold ({levels['cpu']:.1f} s of CPU, {levels['rss'] / 1e6:.0f} MB), and"
         f" {blocks['wall']:.1f} s ({blocks['cpu']:.1f} s) where no codes are made. The codes take"
-        f" {format_bytes(found['code_bytes'])}, {percent(found['code_bytes'] / experts)} of the experts' bytes. A merge with"
-        f" 10% in levels takes {quick:.1f} s where a full read takes {full:.1f} s: {merges:.1f} merges pay for the pass."
+        f" {format_bytes(found['code_bytes'])}, {percent(found['code_bytes'] / experts)} of the experts' bytes. A merge"
+        f" with 10% in levels takes {quick:.1f} s where a full read takes {full:.1f} s: {merges:.1f} merges pay for the"
+        " pass."
     )
 
 
