@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import OrderedDict
-from pathlib import Path
 
-from mergepipe.engine.work import Input, Job
+from mergepipe.engine.work import Job
 
 # The kernel reads no more ahead for one advice than a disk takes in one request; 1280 KiB is a usual limit.
 _STEP = 1 << 20
@@ -31,7 +30,7 @@ class ReadAhead:
     """
 
     def __init__(self) -> None:
-        self._fds: OrderedDict[Path, int | None] = OrderedDict()
+        self._fds: OrderedDict[str, int | None] = OrderedDict()
 
     def close(self) -> None:
         """Close the files."""
@@ -43,20 +42,19 @@ class ReadAhead:
     def ask(self, job: Job) -> None:
         """Ask for what a job is sure to read."""
         for source in job.group.inputs.values():
-            stop = min(job.stop, source.grid.count)
-            if source.known is None and job.start < stop and source.is_missing(job.start):
-                start, end = source.grid.byte_range(job.start)[0], source.grid.byte_range(stop - 1)[1]
-                fd = self._descriptor(source)
-                if fd is not None:
-                    advise(fd, source.ref.info.offset + start, end - start)
+            if source.known is not None or job.start >= source.grid.count or not source.is_missing(job.start):
+                continue
+            fd = self._descriptor(source.key[0])
+            if fd is not None:
+                size = source.grid.block_rows * source.grid.row_bytes
+                start, stop = job.start * size, min(job.stop * size, source.grid.nbytes)
+                advise(fd, source.ref.info.offset + start, stop - start)
 
-    def _descriptor(self, source: Input) -> int | None:
-        path = source.file.path
+    def _descriptor(self, path: str) -> int | None:
         if path in self._fds:
-            self._fds.move_to_end(path)
             return self._fds[path]
         if len(self._fds) == _FILES:
-            _, old = self._fds.popitem(last=False)
+            _, old = self._fds.popitem(last=False)  # the one that was opened first
             if old is not None:
                 os.close(old)
         try:

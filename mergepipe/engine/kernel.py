@@ -235,12 +235,13 @@ def _to_odd(values: Array) -> Array:
 def all_finite(values: Array, scratch: Scratch) -> bool:
     """Return whether no value (1-D, of any mergeable dtype) is NaN or infinite."""
     exponent = _EXPONENTS.get(values.dtype.name)
-    room = np.frombuffer(scratch.buffer("finite", 2 * TILE_ELEMENTS), np.bool_ if exponent is None else np.uint16)
-    for start in range(0, values.size, TILE_ELEMENTS):
-        part = values[start : start + TILE_ELEMENTS]
+    length = 2 * TILE_ELEMENTS
+    room = np.frombuffer(scratch.buffer("finite", 2 * length), np.bool_ if exponent is None else np.uint16)
+    for start in range(0, values.size, length):
+        part = values[start : start + length]
         if exponent is None:
             if not np.isfinite(part, out=room[: part.size]).all():
                 return False
-        elif np.bitwise_and(part.view(np.uint16), exponent, out=room[: part.size]).max() == exponent:
+        elif np.maximum.reduce(np.bitwise_and(part.view(np.uint16), exponent, out=room[: part.size])) == exponent:
             return False
     return True
