@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import array_api_compat.numpy as xp
 import numpy as np
 
 from mergepipe.dtypes import numpy_dtype
@@ -168,7 +167,7 @@ def _tiles(
             experts = [None if is_delta else part for part, is_delta in zip(wide[1:], delta[1:], strict=True)]
             deltas = [part if is_delta else None for part, is_delta in zip(wide[1:], delta[1:], strict=True)]
         yield BlockInputs(
-            xp=xp,
+            xp=np,  # from 2.0 on numpy is a namespace of the array API; array-api-compat's copy takes 0.1 s to import
             base=wide[0] if cut.base else None,
             experts=tuple(experts),
             deltas=tuple(deltas),
