@@ -14,6 +14,7 @@ from mergepipe.operators.contract import Array, BlockInputs, Statistic, Statisti
 from mergepipe.operators.magnitudes import Magnitudes, first_equal, patterns, select
 from mergepipe.operators.masks import last_kept, random_words
 from mergepipe.operators.numerics import rounded
+from mergepipe.operators.ranking import ascending
 from mergepipe.operators.ranks import Edge, JoinedTables, Selection
 from mergepipe.operators.sparsifiers import AtRandom, ByMagnitude, ByRank, Sparsifier
 from mergepipe.operators.sums import MagnitudeSum, encode_sum, finite_sum, total_of, units
@@ -368,23 +369,3 @@ def _scattered(by_rank: Array, order: Array) -> Array:
     out = np.empty(order.size, by_rank.dtype)
     out[order] = np.tile(by_rank, (order.shape[0], 1))
     return out
-
-
-def ascending(bits: Array) -> Array:
-    """Return the flat indices that sort each row of patterns (rows, size); equal ones stay in order.
-
-    Digit by digit of 16 bits, the last first: numpy sorts those by radix, in linear time and stably.
-    """
-    rows, size = bits.shape
-    starts = np.arange(rows)[:, None] * size
-    order: Array | None = None
-    for shift in range(0, 8 * bits.dtype.itemsize, 16):
-        digits = (bits >> bits.dtype.type(shift)).astype(np.uint16)
-        if not digits.any():
-            continue
-        if order is not None:
-            digits = digits.reshape(-1).take(order)
-        places = np.argsort(digits, axis=1, kind="stable")
-        places += starts
-        order = places if order is None else order.reshape(-1).take(places)
-    return starts + np.arange(size) if order is None else order

@@ -21,30 +21,48 @@ from mergepipe.operators.magnitudes import patterns
 UNIT = 1074
 _LARGE = 900
 _SCALED = 200
+# Numbers that are widened to float64 together.
+_TOGETHER = 1 << 14
 
 
 def exact_sum(values: Array) -> int:
-    """Return the exact sum of finite floats (any sign, at most 2^32 of them), in units of 2^-1074."""
-    rest = values.astype(np.float64)
+    """Return the exact sum of finite floats (any sign), in units of 2^-1074."""
     total = 0
-    while rest.size:
+    for piece, wide, spare in _pieces(values):
+        np.copyto(wide, piece)
+        total += _piece_sum(wide, spare)
+    return total
+
+
+def _pieces(values: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield pieces with two float64 arrays of their size each: always the same two, which stay in the cache."""
+    wide, spare = np.empty((2, min(_TOGETHER, values.size)))
+    for start in range(0, values.size, _TOGETHER):
+        piece = values[start : start + _TOGETHER]
+        yield piece, wide[: piece.size], spare[: piece.size]
+
+
+def _piece_sum(rest: Array, spare: Array) -> int:
+    """Return the exact sum of finite float64 numbers; both arrays are overwritten."""
+    total = 0
+    while True:
         highest = max(float(rest.max()), -float(rest.min()))
         if highest == 0:
-            break
+            return total
         exponent = math.frexp(highest)[1]
         if exponent > _LARGE:  # the grid itself would overflow
             large = np.abs(rest) >= 2.0 ** (_LARGE - _SCALED)
-            total += exact_sum(rest[large] * 2.0**-_SCALED) << _SCALED
+            scaled = rest[large] * 2.0**-_SCALED
+            total += _piece_sum(scaled, np.empty_like(scaled)) << _SCALED
             rest[large] = 0
             continue
         # As many multiples of the grid as `rest.size` such values hold are exact in float64.
         grid = max(exponent + rest.size.bit_length() - 51, -UNIT)
         shift = math.ldexp(1.5, 52 + grid)
-        coarse = rest + shift
-        coarse -= shift
-        total += units(float(coarse.sum()))
-        rest -= coarse
-    return total
+        np.add(rest, shift, out=spare)
+        spare -= shift
+        total += units(float(spare.sum()))
+        rest -= spare
 
 
 def units(value: float) -> int:
@@ -67,10 +85,13 @@ def total_of(values: Iterable[bytes]) -> int:
 
 def finite_sum(values: Array) -> int:
     """Return the exact sum of the magnitudes of the finite ones among these floats, in units of 2^-1074."""
-    magnitudes = np.abs(values)
-    if not np.isfinite(magnitudes.max(initial=0)):
-        magnitudes[~np.isfinite(magnitudes)] = 0
-    return exact_sum(magnitudes)
+    total = 0
+    for piece, wide, spare in _pieces(values):
+        np.abs(piece, out=wide)
+        if not np.isfinite(wide.max()):
+            wide[~np.isfinite(wide)] = 0
+        total += _piece_sum(wide, spare)
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from mergepipe.operators import magnitudes as module
 from mergepipe.operators.magnitudes import Magnitudes, above, below, patterns, population, select
 from mergepipe.operators.ranks import Edge
 from mergepipe.operators.registry import operators
+from mergepipe.operators.sums import MagnitudeSum, total_of
 
 OPERATOR = operators()["task_arithmetic"]
 
@@ -221,3 +222,32 @@ def test_what_several_statistics_keep_is_within_one_limit(monkeypatch):
         check(delta, 20_000, found[Magnitudes(slots=(0, number + 1))][1], 5000)
     (room,) = rooms
     assert 0 <= room.entries < 40_000
+
+
+# --- sums from tables ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["few", "half", "subnormal", "sparse"])
+def test_sums_of_complete_tables_are_those_of_the_elements(kind):
+    delta = data(kind, 30_000, "float32")
+    delta[[5, 77, 20_000]] = np.inf, np.nan, -np.inf
+    run = run_of([delta], block=1000)
+    statistic, looked = Magnitudes(slots=(0, 1)), []
+    steps = select({statistic: (10_000, 20_000)}, lambda *found: looked.append(found))
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.send({statistic: run.values(statistic)})
+    ((same, tables, (high, low)),) = looked
+    assert same is statistic
+    for bounds in ((-1, None), (low.pattern, high.pattern), (0, None), (-1, low.pattern), (high.pattern, None)):
+        whole = MagnitudeSum(slots=(0, 1), above=bounds[0], below=bounds[1])
+        assert tables.sum_between(*bounds) == total_of(run.values(whole))
+
+
+def test_tables_that_are_coarse_are_not_looked_at():
+    run = run_of([data("any", 30_000, "float32")])
+    looked = []
+    steps = select({Magnitudes(slots=(0, 1)): (9,)}, lambda *found: looked.append(found))
+    asked = next(steps)
+    steps.send({statistic: run.values(statistic) for statistic in asked})
+    assert not looked

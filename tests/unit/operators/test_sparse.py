@@ -14,9 +14,10 @@ from support.reference import same_bits
 from mergepipe.errors import OperatorError
 from mergepipe.operators.contract import TensorFacts
 from mergepipe.operators.masks import mask_key
+from mergepipe.operators.ranking import ascending
 from mergepipe.operators.registry import operators
 from mergepipe.operators.sparsifiers import ByMagnitude, ByRank
-from mergepipe.operators.sparsify import KeptSum, MagnitudeBits, ascending
+from mergepipe.operators.sparsify import KeptSum, MagnitudeBits
 
 KINDS = {
     "ties": "largest",
@@ -221,6 +222,16 @@ def test_rows_are_ranked_stably(rows):
         bits = np.array(rows, work).view(f"u{np.dtype(work).itemsize}")
         expected = np.argsort(bits, axis=1, kind="stable") + 6 * np.arange(len(rows))[:, None]
         assert np.array_equal(ascending(bits), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a_few_long_patterns_among_short_ones_are_ranked_stably(rows):
+    rng = np.random.default_rng(2)
+    bits = rng.integers(0, 40, (rows, 5000), dtype=np.uint32) << np.uint32(16)
+    places = rng.choice(bits.size, bits.size // 100, replace=False)
+    bits.reshape(-1)[places] |= rng.integers(1, 4, places.size, dtype=np.uint32)
+    expected = np.argsort(bits, axis=1, kind="stable") + 5000 * np.arange(rows)[:, None]
+    assert np.array_equal(ascending(bits), expected)
 
 
 # --- rescaling ----------------------------------------------------------------------------------------------------

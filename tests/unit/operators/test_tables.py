@@ -150,3 +150,16 @@ def test_the_entries_behind_digits_are_found_at_any_resolution():
     coarse = Table(width=32, shift=16, zeros=1, keys=np.uint64([0, 1, 3]), counts=np.int64([1, 2, 1]))
     assert coarse.keys[coarse.span((1,))].tolist() == [1]
     assert (coarse.resolves(1), coarse.resolves(2)) == (True, False)
+
+
+@pytest.mark.parametrize("others", [0, 3, 300])
+def test_patterns_that_do_not_end_in_zeros_are_counted_among_many_that_do(others):
+    rng = np.random.default_rng(1)
+    bits = rng.integers(0, 3000, 1 << 16, dtype=np.uint32) << np.uint32(16)
+    bits[rng.choice(bits.size, others, replace=False)] |= rng.integers(1, 5, others, dtype=np.uint32)
+    mixed = random_bits(32, 500, 5000)  # none ends in zeros: counted in another way, and added to the same table
+    table = table_of(32, bits[: 1 << 15], bits[1 << 15 :], mixed, bits[:6000], zeros=7)
+    want = direct(np.concatenate([bits, mixed, bits[:6000]]))
+    want[0] += 7
+    assert counts(table) == want
+    assert table.keys.tolist() == sorted(table.keys.tolist())
