@@ -68,12 +68,13 @@ def plan_report(
     build = forecast(plans, prepared, index, catalog, hold_bytes(memory))
     forecasts = build.outputs
     times = estimate_times(resolved, forecasts, recorded_seconds(catalog))
+    memories = {plan.output.name: peak_memory([plan], workers, memory) for plan in resolved}
     outputs = {
         plan.output.name: _planned_output(
             plan,
             forecasts[plan.output.name],
             times[plan.output.name],
-            peak_memory([plan], workers, memory),
+            memories[plan.output.name],
             _cold_bytes(plan, plans, index),
             measured.get(plan.output.name),
             index,
@@ -94,7 +95,14 @@ def plan_report(
             "index_bytes": build.total.index_bytes,
         },
         seconds=round(sum(known), 3) if len(known) == len(seconds) else None,
-        peak_memory_bytes=max((peak_memory(run, workers, memory) for run in runs if run), default=0),
+        peak_memory_bytes=max(
+            (
+                memories[run[0].output.name] if len(run) == 1 else peak_memory(run, workers, memory)
+                for run in runs
+                if run
+            ),
+            default=0,
+        ),
         disks=tuple(
             DiskReport(
                 path=_shown(disk.path, plans.mergefile.root),
