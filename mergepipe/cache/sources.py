@@ -211,8 +211,8 @@ class SourceIndex:
             return None
         found = []
         for run in _LEVEL_RUNS.finditer(levels):  # adjacent blocks that are read, or that are not
-            first, stop = (at * DIGEST_SIZE for at in run.span())
-            found.append((blocks if levels[run.start()] else samples)[first:stop])
+            first, stop = run.span()
+            found.append((blocks if levels[first] else samples)[first * DIGEST_SIZE : stop * DIGEST_SIZE])
         pins = b"".join(found)
         return None if len(pins) < len(samples) or _has_unread(pins) else pins
 
