@@ -2,6 +2,7 @@
 
 python -m benchmarks.scale                        # 0.5B, 1B, 8B and 70B shapes, 8 experts; a few minutes
 python -m benchmarks.scale --shapes 0.5B,1B       # a quick look, which leaves figures and page as they are
+python -m benchmarks.scale --samples              # what runs of samples are worth where rows are long, by simulation
 python -m benchmarks.scale --render               # table and picture from benchmarks/scale/results.json
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure import machine
-from benchmarks.scale import report
+from benchmarks.scale import report, samples
 from benchmarks.scale.family import SCALE_SHAPES
 from benchmarks.scale.measure import measure
 
@@ -30,7 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to work: a file system with sparse files")
     parser.add_argument("--render", action="store_true", help="measure nothing")
+    parser.add_argument("--samples", action="store_true", help="print what forms of samples are worth")
     options = parser.parse_args(arguments)
+    if options.samples:
+        print(samples.table())
+        return 0
     if not options.render:
         shapes = options.shapes.split(",")
         unknown = [name for name in shapes if name not in SCALE_SHAPES]
