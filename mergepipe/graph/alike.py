@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+_EXACT = bytes([EXACT])
 _FEW = 4  # so many blocks are sooner planned one by one
 
 
@@ -106,14 +107,6 @@ def _equal_inputs(recipe: TensorRecipe, known: Sequence[bytes | None]) -> Iterat
         elif layout is not None:
             first[: layout.count] = slot
         yield first
-
-
-def _padded(values: Array, count: int) -> Array:
-    import numpy as np
-
-    found = np.zeros(count, values.dtype)
-    found[: len(values)] = values[:count]
-    return found
 
 
 def blocks_bytes(layout: BlockGrid, blocks: Collection[int]) -> int:
