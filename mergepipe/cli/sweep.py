@@ -32,6 +32,7 @@ _EXAMPLES = (
 @click.argument("output")
 @click.option("--budgets", default=_BUDGETS, metavar="LIST", help=f"Percentages and sizes.  [default: {_BUDGETS}]")
 @click.option("--measure", is_flag=True, help="Compute how far each merge is from the full read; writes no output.")
+@click.option("--precision", type=click.Choice(["blocks", "levels"]), help="One of them alone.  [default: both]")
 @click.option("--eval", "command", metavar="CMD", help="Build each model, run CMD on it, add the figures it prints.")
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the table as CSV.")
 @click.option("--plot", "plot_file", metavar="FILE", help="Draw the errors, as .png or .svg; needs matplotlib.")
@@ -46,6 +47,7 @@ def sweep(
     output: str,
     budgets: str,
     measure: bool,
+    precision: str | None,
     command: str | None,
     csv_file: str | None,
     plot_file: str | None,
@@ -55,8 +57,9 @@ def sweep(
 ) -> None:
     """Show what budgets come to for OUTPUT: bytes, blocks, bounds and errors.
 
-    The budget that the Mergefile gives it does not matter, and nothing is published. The first sweep reads all
-    weights once, to measure the deltas; --measure and --eval read them again.
+    The budget that the Mergefile gives it does not matter, and nothing is published. Each budget buys whole blocks,
+    and beside that levels of them. The first sweep reads all weights once, to measure and code the deltas; --measure
+    and --eval read them again.
 
     CMD gets the directory of a model in the place of {}, or behind it. The last line that it prints counts: a JSON
     object of numbers, `name value` pairs, or one number.
@@ -70,7 +73,12 @@ def sweep(
         project = session.open_project(reporter, workers=workers, memory=memory)
         try:
             report = project.sweep(
-                output, budgets.split(","), measure=measure, mapped=html_file is not None, command=evaluation
+                output,
+                budgets.split(","),
+                measure=measure,
+                mapped=html_file is not None,
+                command=evaluation,
+                precision=precision,
             )
         except KeyboardInterrupt:
             raise CancelledError("interrupted", hint="what was measured is kept for the next sweep") from None

@@ -123,7 +123,7 @@ class EvaluatedProject(Project):
         """Build an output with a budget; the model is gone afterwards."""
         model = self.lock_path.parent / output.name
         own = output.budget or budget
-        given = replace(budget, stats=own.stats, precision=own.precision, coarse=own.coarse)
+        given = replace(budget, stats=own.stats, precision=budget.precision or own.precision, coarse=own.coarse)
         changed = replace(output, budget=given, path=str(model), publish=True)
         # What it is made from is built as well, and not published either.
         others = {name: replace(other, publish=False) for name, other in self.mergefile.outputs.items()}

@@ -242,12 +242,13 @@ class Project:
 
     def sweep(
         self, output: str, budgets: Sequence[Budget | str], *, measure: bool = False, mapped: bool = False,
-        command: Command | None = None,
+        command: Command | None = None, precision: str | None = None,
     ) -> SweepReport:  # fmt: skip
         """Return what budgets come to for one output, whatever its own is; see `mergepipe.project.sweep`."""
         from mergepipe.project.sweep import SweptProject
 
-        return SweptProject(self).swept(output, budgets, measure=measure, mapped=mapped, command=command)
+        swept = SweptProject(self).swept
+        return swept(output, budgets, measure=measure, mapped=mapped, command=command, precision=precision)
 
     def explain(
         self, output: str, tensor: str | None = None, *, measure: bool = True
@@ -384,10 +385,8 @@ class Project:
             remember_project(self._layout, self.lock_path)
             yield catalog, bool(waited)
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[Catalog]:
-        with self._opened(create=False) as catalog:
-            yield catalog
+    def _reading(self) -> AbstractContextManager[Catalog]:
+        return self._opened(create=False)
 
     def _opened(self, *, create: bool) -> AbstractContextManager[Catalog]:
         return opened(self._layout, self._geometry, self._reporter, create=create)

@@ -7,7 +7,7 @@ a cut of the same reading order. Deviations are computed from the sources block 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,12 @@ from mergepipe.project.gather import make_plans, open_sources, select_outputs
 from mergepipe.project.session import Project
 from mergepipe.project.sweep_budgets import as_budgets, budget_label
 from mergepipe.project.sweep_map import reading_map
-from mergepipe.project.sweep_points import Update, sweep_point
+from mergepipe.project.sweep_points import BLOCKS, LEVELS, Update, sweep_point
 from mergepipe.project.sweep_report import OwnBudget, SweepReport
 
 if TYPE_CHECKING:
     from mergepipe.engine.deviation import Comparison
+    from mergepipe.plan.budget import BudgetTensor
     from mergepipe.plan.selection import Selection
     from mergepipe.project.evaluate import Command
 
@@ -34,11 +35,18 @@ NOTHING = Budget(share=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Surveyed:
-    """One output's reading order, the cuts of it that were asked for, and what was measured of these."""
+class _Curve:
+    """A reading order, and the cuts of it that were asked for."""
 
     reading: Reading
     cuts: tuple[tuple[Budget, Selection], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Surveyed:
+    """The curves of one output by precision, and what was measured of all of their cuts."""
+
+    curves: Mapping[str, _Curve]
     comparison: Comparison | None
     index_bytes: int
 
@@ -51,21 +59,32 @@ class SweptProject(Project):
         self.__dict__.update(vars(project))
 
     def swept(
-        self, name: str, budgets: Iterable[Budget | str], *, measure: bool, mapped: bool, command: Command | None
+        self,
+        name: str,
+        budgets: Iterable[Budget | str],
+        *,
+        measure: bool,
+        mapped: bool,
+        command: Command | None,
+        precision: str | None = None,
     ) -> SweepReport:
         """Return the sweep of an output; see `Project.sweep`."""
-        wanted = as_budgets(budgets)
         (output,) = select_outputs(self.mergefile, [name])
         self._check_base(output)
+        wanted = _by_precision(output, as_budgets(budgets), precision)
         report = self._report(output, self._survey(output, wanted, measure=measure), mapped=mapped)
         if command is None:
             return report
         from mergepipe.project.evaluate import evaluated
 
-        by_label = {budget_label(budget): budget for budget in wanted}
-        found = evaluated(self, output, [by_label[point.budget] for point in report.points], command)
-        points = tuple(replace(point, figures=found[point.budget]) for point in report.points)
-        return replace(report, points=points)
+        by_label = {budget_label(budget): budget for some in wanted.values() for budget in some}
+        labels = dict.fromkeys(point.budget for point in report.all_points)  # a full read is one for both
+        found = evaluated(self, output, [by_label[label] for label in labels], command)
+        points, levels = (
+            tuple(replace(point, figures=found[point.budget]) for point in some)
+            for some in (report.points, report.levels)
+        )
+        return replace(report, points=points, levels=levels)
 
     def _check_base(self, output: Output) -> None:
         """Refuse outputs that no budget can be given.
@@ -86,10 +105,9 @@ class SweptProject(Project):
                     output=output.name,
                 )
 
-    def _survey(self, output: Output, budgets: Sequence[Budget], *, measure: bool) -> _Surveyed:
-        """Measure the deltas, if they were not, and cut the reading order for each budget."""
+    def _survey(self, output: Output, budgets: Mapping[str, Sequence[Budget]], *, measure: bool) -> _Surveyed:
+        """Measure the deltas, if they were not, and cut the reading orders for each budget."""
         own = output.budget or NOTHING
-        nothing = replace(NOTHING, stats=own.stats, precision=own.precision, coarse=own.coarse)
         if measure and own.coarse:
             raise MergefileError(
                 f"output `{output.name}` cannot be measured: an expert is a progressive checkpoint, and the full read is not"
@@ -97,8 +115,8 @@ class SweptProject(Project):
                 hint="leave out `--measure`: the bounds are certified without",
                 output=output.name,
             )
-        budgets = [replace(budget, coarse=own.coarse) for budget in budgets]
-        planned = replace(output, budget=nothing)
+        # Levels, if they are asked for: what is measured for them is all that whole blocks need.
+        planned = replace(output, budget=replace(NOTHING, stats=own.stats, precision=max(budgets), coarse=own.coarse))
         self.mergefile = replace(self.mergefile, outputs={**self.mergefile.outputs, output.name: planned})
         plans = make_plans(
             self.mergefile, [planned], self._operators, open_sources(self.mergefile, [planned]), self._geometry
@@ -111,11 +129,14 @@ class SweptProject(Project):
                 if other is not plan:
                     builder.introduce(steps.prepare(other, plans, index, catalog))
             surveyed = builder.survey([plan])[output.name]
-            reading = reading_of(plan, surveyed.survey)
-            cuts = tuple(_cuts(reading, budgets))
+            curves = {
+                name: _curve(plan, name, surveyed.survey, some) for name, some in budgets.items()
+            }
             comparison = None
             if measure:
-                resolved = [with_selection(reading, selection) for _, selection in cuts]
+                resolved = [
+                    with_selection(curve.reading, selection) for curve in curves.values() for _, selection in curve.cuts
+                ]
 
                 def compare(some: Sequence[OutputPlan]) -> Comparison:
                     from mergepipe.engine.run import Engine, EngineOptions
@@ -124,18 +145,20 @@ class SweptProject(Project):
                     return Engine(catalog, packs, index, self._reporter, options).compare(some)
 
                 comparison = builder.over(compare, resolved)
-        return _Surveyed(
-            reading=reading, cuts=cuts, comparison=comparison, index_bytes=surveyed.meter.index_bytes
-        )
+        return _Surveyed(curves=curves, comparison=comparison, index_bytes=surveyed.meter.index_bytes)
 
     def _report(self, output: Output, surveyed: _Surveyed, *, mapped: bool) -> SweepReport:
-        reading, comparison = surveyed.reading, surveyed.comparison
+        curves, comparison = surveyed.curves, surveyed.comparison
+        reading = next(iter(curves.values())).reading
         plan, full = reading.plan, reading.order.cut(len(reading.order.items))
         update = Update.of(reading.order.update, comparison)
-        found = comparison.deviations if comparison else [None] * len(surveyed.cuts)
+        deviations = iter(comparison.deviations if comparison else ())
         points = [
-            sweep_point(reading, budget, selection, update, deviation)
-            for (budget, selection), deviation in zip(surveyed.cuts, found, strict=True)
+            tuple(
+                sweep_point(curve.reading, budget, selection, update, next(deviations, None))
+                for budget, selection in curve.cuts
+            )
+            for curve in curves.values()
         ]
         return SweepReport(
             output=output.name,
@@ -148,10 +171,58 @@ class SweptProject(Project):
             index_bytes_read=surveyed.index_bytes,
             measured_bytes_read=comparison.bytes_read if comparison else 0,
             update=update.norm,
-            own=_own(output, reading),
-            points=tuple(points),
+            own=_own(output, curves),
+            points=points[0],
+            levels=points[1] if len(points) > 1 else (),
             map=reading_map(reading, output.expert_sources, update) if mapped else None,
         )
+
+
+def _by_precision(
+    output: Output, budgets: Sequence[Budget], precision: str | None
+) -> dict[str, tuple[Budget, ...]]:
+    """Return the budgets of whole blocks, and of levels, as far as they are asked for.
+
+    Raises
+    ------
+    MergefileError
+        If levels are asked for of an output whose budget goes by samples.
+    """
+    own = output.budget or NOTHING
+    sampled = own.stats == "sample"
+    if own.coarse and precision == BLOCKS:
+        raise MergefileError(
+            f"output `{output.name}` cannot be swept in whole blocks: an expert is a progressive checkpoint, which has"
+            " none",
+            hint="leave out `--precision`, or sweep it with `--precision levels`",
+            output=output.name,
+        )
+    if sampled and precision == LEVELS:
+        raise MergefileError(
+            f'output `{output.name}` cannot be swept in levels: its budget has `stats = "sample"`, and levels need'
+            " every delta whole once",
+            hint='sweep it with `--precision blocks`, or give its budget `stats = "full"`',
+            output=output.name,
+        )
+    possible = (BLOCKS,) if sampled else (LEVELS,) if own.coarse else (BLOCKS, LEVELS)
+    wanted = possible if precision is None else (precision,)
+    found = {
+        name: tuple(
+            replace(budget, precision=name, coarse=own.coarse) for budget in budgets if budget.precision in (None, name)
+        )
+        for name in wanted
+    }
+    return {name: some for name, some in found.items() if some}
+
+
+def _curve(plan: OutputPlan, precision: str, survey: Mapping[str, BudgetTensor], budgets: Sequence[Budget]) -> _Curve:
+    """Return the reading order for a precision, and its cuts; whole blocks have no levels to be bought."""
+    planned = plan.output.budget or NOTHING
+    budget = replace(planned, precision=precision)
+    if precision == BLOCKS:
+        survey = {name: replace(tensor, prices=None) for name, tensor in survey.items()}
+    reading = reading_of(replace(plan, output=replace(plan.output, budget=budget)), survey)
+    return _Curve(reading=reading, cuts=tuple(_cuts(reading, budgets)))
 
 
 def _cuts(reading: Reading, budgets: Sequence[Budget]) -> Iterable[tuple[Budget, Selection]]:
@@ -167,11 +238,17 @@ def _limit(budget: Budget, expert_bytes: int) -> float:
     return math.inf if budget.share is None else budget.share * expert_bytes
 
 
-def _own(output: Output, reading: Reading) -> OwnBudget | None:
-    """Return what the budget of the Mergefile comes to."""
+def _own(output: Output, curves: Mapping[str, _Curve]) -> OwnBudget | None:
+    """Return what the budget of the Mergefile comes to; None without one, and where its precision is not swept."""
     if output.budget is None or output.budget.is_full_read:
         return None
+    precision = LEVELS if output.budget.uses_levels else BLOCKS
+    if precision not in curves:
+        return None
+    reading = curves[precision].reading
     cut = reading.order.cut(reading.order.count(output.budget, reading.expert_bytes))
     return OwnBudget(
-        budget=budget_label(output.budget), expert_bytes=cut.planned_bytes + reading.plan.adapter_bytes
+        budget=budget_label(output.budget),
+        precision=precision,
+        expert_bytes=cut.planned_bytes + reading.plan.adapter_bytes,
     )

@@ -29,7 +29,8 @@ def reading_map(reading: Reading, experts: Sequence[str], update: Update) -> Rea
     experts
         The names that the cells' experts are places in.
     """
-    budgets = [Budget(share=step / STEPS) for step in range(STEPS + 1)]
+    precision = reading.plan.output.budget.precision if reading.plan.output.budget else None
+    budgets = [Budget(share=step / STEPS, precision=precision) for step in range(STEPS + 1)]
     counts = [reading.order.count(budget, reading.expert_bytes) for budget in budgets]
     points = tuple(
         sweep_point(reading, budget, reading.order.cut(count), update)
@@ -44,7 +45,7 @@ def _cells(reading: Reading, experts: Sequence[str], counts: Sequence[int]) -> t
     order = reading.order
     places, cells = _numbered(reading, experts)
     ranks = np.full(len(cells), -1, np.int64)  # what costs nothing is no item
-    ranks[order.items] = np.arange(len(order.items))
+    ranks[order.items[::-1]] = np.arange(len(order.items))[::-1]  # where there are several, the first reads anything
     ranks[order.copies] = ranks[order.originals]
     read = ranks >= 0
     # The first step that reads a block, and one behind the last where none does.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mergepipe.plan.selection import Selection
 
 LOSSES = 10
+BLOCKS, LEVELS = "blocks", "levels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ def sweep_point(
     """Return what a budget came to."""
     return SweepPoint(
         budget=budget_label(budget),
+        precision=budget.precision or BLOCKS,
         expert_bytes=selection.planned_bytes + reading.plan.adapter_bytes,
         blocks=selection.blocks,
         bound=_bound(selection.bound, update),

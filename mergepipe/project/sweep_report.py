@@ -94,11 +94,14 @@ class SweepPoint:
     Attributes
     ----------
     budget
-        Its label: ``25%``, ``500 KB``, ``full``. As it is written in a lock, but for sizes, which have bytes there.
+        Its label: ``25%``, ``500 KB``, ``full``, ``25% in levels``. As it is written in a lock, but for sizes, which
+        have bytes there.
+    precision
+        What it buys: ``blocks``, whole ones, or ``levels`` of them.
     expert_bytes
         What a build with it reads of experts to merge, adapters among it.
     blocks
-        The blocks of experts among that.
+        The blocks of experts of which anything is read.
     bound, expected
         The certified error, and that if what is left out were orthogonal: an estimate.
     omitted_mass
@@ -120,11 +123,13 @@ class SweepPoint:
     losses: tuple[LostTensor, ...] = ()
     deviation: MeasuredDeviation | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    precision: str = "blocks"
 
     def as_json(self) -> Json:
         """Return the JSON form."""
         return {
             "budget": self.budget,
+            "precision": self.precision,
             "expert_bytes": self.expert_bytes,
             "blocks": self.blocks,
             "bound": self.bound.as_json(),
@@ -183,10 +188,11 @@ class OwnBudget:
 
     budget: str
     expert_bytes: int
+    precision: str = "blocks"
 
     def as_json(self) -> Json:
         """Return the JSON form."""
-        return {"budget": self.budget, "expert_bytes": self.expert_bytes}
+        return {"budget": self.budget, "precision": self.precision, "expert_bytes": self.expert_bytes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +214,9 @@ class SweepReport:
     own
         Where the Mergefile gives the output a budget.
     points
-        Those that read less first.
+        Those that read less first: budgets that buy whole blocks, unless levels alone were asked for.
+    levels
+        The same budgets, buying levels; empty where they were not asked for.
     map
         Where it was asked for; no part of the JSON form.
     """
@@ -225,17 +233,28 @@ class SweepReport:
     update: float | None
     own: OwnBudget | None
     points: tuple[SweepPoint, ...]
+    levels: tuple[SweepPoint, ...] = ()
     map: ReadingMap | None = None
+
+    @property
+    def all_points(self) -> tuple[SweepPoint, ...]:
+        """The points of both curves."""
+        return (*self.points, *self.levels)
+
+    def is_own(self, point: SweepPoint) -> bool:
+        """Return whether a point is what the Mergefile's own budget comes to."""
+        own = self.own
+        return own is not None and (own.precision, own.expert_bytes) == (point.precision, point.expert_bytes)
 
     @property
     def figures(self) -> tuple[str, ...]:
         """The names of all figures of the user's command, in the order in which they came first."""
-        return tuple(dict.fromkeys(name for point in self.points for name in point.figures))
+        return tuple(dict.fromkeys(name for point in self.all_points for name in point.figures))
 
     @property
     def is_measured(self) -> bool:
         """Whether deviations were measured."""
-        return any(point.deviation is not None for point in self.points)
+        return any(point.deviation is not None for point in self.all_points)
 
     def share(self, expert_bytes: int) -> float:
         """Return what share of the full read so many bytes are; 1 where the full read reads nothing."""
@@ -255,8 +274,12 @@ class SweepReport:
             "measured_bytes_read": self.measured_bytes_read,
             "update": finite(self.update),
             "own_budget": None if self.own is None else self.own.as_json(),
-            "points": [{"share": self.share(point.expert_bytes), **point.as_json()} for point in self.points],
+            "points": [self._point(point) for point in self.points],
+            "levels": [self._point(point) for point in self.levels],
         }
+
+    def _point(self, point: SweepPoint) -> Json:
+        return {"share": self.share(point.expert_bytes), **point.as_json()}
 
 
 def finite(value: float | None) -> float | None:

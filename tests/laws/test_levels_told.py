@@ -1,10 +1,14 @@
 """Budgets that buy levels: what `plan` says of the next build is what it reports, packs or no packs."""
 
+import math
 import shutil
 
+import numpy as np
 import pytest
 from laws.test_plan_tells import step, told
 from support.levels import EXPERTS, SHAPES, levels_project, near
+
+from mergepipe.errors import MergefileError
 
 
 BYTES = 4 * sum(rows * (columns[0] if columns else 1) for rows, *columns in SHAPES.values())
@@ -74,3 +78,33 @@ def test_room_for_packs_is_counted_until_they_are_there(project):
     shutil.rmtree(project.cache / "progressive")
     packs = cache_bytes() - before
     assert packs == pytest.approx(0.55 * 3 * CODED / 2, rel=0.001)
+
+
+def test_a_sweep_in_levels_says_what_builds_come_to(project):
+    report = project.open().sweep("m", ["10", "25", "100"], measure=True)
+    assert [point.precision for point in report.all_points] == ["blocks"] * 3 + ["levels"] * 3
+    assert report.own is not None
+    assert [report.is_own(point) for point in report.levels] == [False, True, False]
+    found = {}
+    for budget in ({"expert_reads": "100%"}, {"expert_reads": "25%", "precision": "levels"}):
+        project.set_output("m", project.outputs["m"] | {"budget": budget})
+        built = project.build_one("m")
+        found[budget["expert_reads"]] = {name: value.astype(np.float64) for name, value in project.tensors("m").items()}
+    point = report.levels[1]
+    assert point.expert_bytes == built.expert_bytes["planned"]
+    assert point.bound.absolute == built.bound.absolute
+    deviation = math.sqrt(math.fsum(float(np.sum((found["25%"][n] - found["100%"][n]) ** 2)) for n in found["100%"]))
+    assert point.deviation.length.absolute == pytest.approx(deviation, rel=1e-9)
+    assert deviation <= point.bound.absolute
+    blocks = report.points[1]
+    assert blocks.expert_bytes <= 0.25 * 3 * BYTES
+    assert point.deviation.length.absolute < blocks.deviation.length.absolute
+
+
+def test_a_sweep_takes_one_precision_alone_and_no_levels_of_samples(project):
+    report = project.open().sweep("m", ["25"], precision="levels")
+    assert [point.precision for point in report.all_points] == ["levels"]
+    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "25%", "stats": "sample"}})
+    assert project.open().sweep("m", ["25"]).levels == ()
+    with pytest.raises(MergefileError, match="cannot be swept in levels"):
+        project.open().sweep("m", ["25"], precision="levels")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -31,6 +31,7 @@ _COLUMNS = (
     "deviation_relative_to_update",
     "deviation_relative_to_output",
     "deviation_largest",
+    "precision",
 )
 _NEVER = "-"
 
@@ -43,7 +44,7 @@ def csv_text(report: SweepReport) -> str:
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow([*_COLUMNS, *report.figures])
-    for point in report.points:
+    for point in report.all_points:
         row = [*_row(report, point), *(point.figures.get(name) for name in report.figures)]
         writer.writerow(["" if value is None else value for value in row])
     return written.getvalue()
@@ -68,6 +69,7 @@ def _row(report: SweepReport, point: SweepPoint) -> list[object]:
         expected.relative_to_update,
         point.omitted_mass,
         *deviation,
+        point.precision,
     ]
 
 
@@ -87,8 +89,9 @@ def sweep_lines(report: SweepReport, *, verbose: bool) -> Iterator[str]:
     read += [f"{format_bytes(report.measured_bytes_read)} to compare"] if report.measured_bytes_read else []
     if read:
         yield from fact("read", read)
-    yield ""
-    yield from _table(report)
+    for points in filter(None, (report.points, report.levels)):
+        yield ""
+        yield from _table(report, points)
     yield ""
     yield from legend(report)
     if verbose:
@@ -115,8 +118,8 @@ def cells_of(report: SweepReport, point: SweepPoint) -> list[str]:
     return [_mark(report, point), *_cells(report, point)]
 
 
-def _table(report: SweepReport) -> Iterator[str]:
-    head, lines = head_of(report), [cells_of(report, point) for point in report.points]
+def _table(report: SweepReport, points: Sequence[SweepPoint]) -> Iterator[str]:
+    head, lines = head_of(report), [cells_of(report, point) for point in points]
     widths = [max(map(width, column)) for column in zip(head, *lines, strict=True)]
     for cells in (head, *lines):
         # Numbers stand to the right of their column, the budget to the left.
@@ -126,8 +129,7 @@ def _table(report: SweepReport) -> Iterator[str]:
 
 
 def _mark(report: SweepReport, point: SweepPoint) -> str:
-    own = report.own is not None and report.own.expert_bytes == point.expert_bytes
-    return f"{point.budget} *" if own else point.budget
+    return f"{point.budget} *" if report.is_own(point) else point.budget
 
 
 def _cells(report: SweepReport, point: SweepPoint) -> Iterator[str]:
@@ -159,21 +161,23 @@ def _percent(relative: float | None, absolute: float | None) -> str:
 
 def legend(report: SweepReport) -> Iterator[str]:
     """Yield what the table means, line by line."""
-    kinds = {point.bound.kind for point in report.points}
-    relative = any(point.expected.relative_to_update is not None for point in report.points)
+    kinds = {point.bound.kind for point in report.all_points}
+    relative = any(point.expected.relative_to_update is not None for point in report.all_points)
     yield f"errors {'in percent of the update (the full read less the base)' if relative else 'as norms'}"
     yield "expected: if what is left out were orthogonal"
+    if any(point.precision == "levels" for point in report.all_points):
+        yield "in levels: the first bits of nearly every block, before any is read exactly"
     if "none" in kinds:
         yield f"{_NEVER}: no bound is known for this operator"
     if "estimated" in kinds:
         yield "~: an estimate, the norms were sampled"
-    if any(_mark(report, point) != point.budget for point in report.points):
+    if any(map(report.is_own, report.all_points)):
         yield "*: the budget of the Mergefile"
 
 
 def _losses(report: SweepReport) -> Iterator[str]:
     """Yield what loses most, budget by budget: each tensor's expected error and the share of its deltas left out."""
-    for point in report.points:
+    for point in report.all_points:
         if point.losses:
             yield ""
             yield f"what loses most at {point.budget}: expected error, share of the deltas left out"

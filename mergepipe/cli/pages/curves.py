@@ -27,17 +27,20 @@ class Curve:
         Whether values are shares of the update, and not absolute.
     bytes, values
         Of the points at which it is known, those that read less first.
+    in_levels
+        Whether budgets buy levels, beside another curve of whole blocks.
     """
 
     name: str
     relative: bool
     bytes: tuple[int, ...]
     values: tuple[float, ...]
+    in_levels: bool = False
 
     @property
     def title(self) -> str:
         """What people call it."""
-        return _TITLES[self.name]
+        return _TITLES[self.name] + (" in levels" if self.in_levels else "")
 
     @property
     def colour(self) -> str:
@@ -47,15 +50,16 @@ class Curve:
 
 def curves(report: SweepReport) -> list[Curve]:
     """Return the curves of a report: all relative to the update, or all absolute where the update is not known."""
-    relative = all(point.expected.relative_to_update is not None for point in report.points)
+    relative = all(point.expected.relative_to_update is not None for point in report.all_points)
     pick = _relative if relative else _absolute
     found = []
-    for name in _TITLES:
-        points = [(point.expert_bytes, pick(point, name)) for point in report.points]
+    for name, in_levels in [(name, in_levels) for in_levels in (False, True) for name in _TITLES]:
+        chosen = report.levels if in_levels else report.points
+        points = [(point.expert_bytes, pick(point, name)) for point in chosen]
         known = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
         if known:
             xs, ys = zip(*known, strict=True)
-            found.append(Curve(name=name, relative=relative, bytes=xs, values=ys))
+            found.append(Curve(name=name, relative=relative, bytes=xs, values=ys, in_levels=in_levels))
     return found
 
 

@@ -55,11 +55,17 @@
 
   // --- curves -----------------------------------------------------------------------------------------------------
   const known = (value) => value !== null && value !== undefined;
-  const series = Object.keys(TITLES).map((name) => ({
+  const curve = (name, points, steps, levels) => ({
     name,
-    line: (name === "deviation" ? data.points : data.steps).filter((p) => known(p[name])),
-    marks: data.points.filter((p) => known(p[name])),
-  })).filter((one) => one.marks.length);
+    levels,
+    title: TITLES[name] + (levels ? " in levels" : ""),
+    line: (name === "deviation" ? points : steps).filter((p) => known(p[name])),
+    marks: points.filter((p) => known(p[name])),
+  });
+  const series = [
+    ...Object.keys(TITLES).map((name) => curve(name, data.points, data.steps, false)),
+    ...Object.keys(TITLES).map((name) => curve(name, data.levels, data.levels, true)),
+  ].filter((one) => one.marks.length);
 
   function mark(shape, x, y, extra) {
     const attributes = { class: `mark ${extra}` };
@@ -114,7 +120,7 @@
     svg.append(cursor);
     for (const one of series) {
       const positive = one.line.filter((p) => p[one.name] > 0);
-      const group = draw("g", { class: one.name });
+      const group = draw("g", { class: one.levels ? `${one.name} levels` : one.name });
       group.append(draw("polyline", { class: "line", points: positive.map((p) => `${x(p.bytes)},${y(p[one.name])}`).join(" ") }));
       for (const p of one.marks) group.append(mark(SHAPES[one.name], x(p.bytes), y(p[one.name]), p[one.name] > 0 ? "" : "zero"));
       svg.append(group);
@@ -154,11 +160,17 @@
     tell(data.points[index]);
   }
   function tell(point) {
+    const parts = parts_of(point);
+    const partner = data.levels[data.points.indexOf(point)];
+    if (partner) parts.push(...parts_of(partner));
+    at("chart-status").textContent = parts.join(" · ");
+  }
+  function parts_of(point) {
     const parts = [`${point.budget}: reads ${bytes(point.bytes)} in ${plural(point.blocks, "block")}`, `bound ${bounded(point)}`,
       `expected ${error(point.expected)}`];
     if (known(point.deviation)) parts.push(`measured ${error(point.deviation)}`);
     for (const [name, value] of point.figures) parts.push(`${name} ${short(value)}`);
-    at("chart-status").textContent = parts.join(" · ");
+    return parts;
   }
   function choose(step) {
     slider.value = step;
@@ -167,9 +179,9 @@
 
   function drawLegend() {
     for (const one of series) {
-      at("legend").append(make("li", { class: one.name },
+      at("legend").append(make("li", { class: one.levels ? `${one.name} levels` : one.name },
         draw("svg", { viewBox: "0 0 28 12", "aria-hidden": "true" }, draw("line", { class: "line", x1: 0, x2: 28, y1: 6, y2: 6 }),
-          mark(SHAPES[one.name], 14, 6, "")), TITLES[one.name]));
+          mark(SHAPES[one.name], 14, 6, "")), one.title));
     }
     at("curves-note").textContent = [
       data.relative ? "In percent of the update, the norm of the full read less the base." : "Norms of what differs from the full read.",

@@ -42,10 +42,9 @@ def _summary(report: SweepReport) -> str:
 def _table(report: SweepReport) -> str:
     head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in head_of(report))
     rows = []
-    for point in report.points:
-        own = report.own is not None and report.own.expert_bytes == point.expert_bytes
+    for point in report.all_points:
         cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells_of(report, point))
-        rows.append(f"<tr{' class=own' if own else ''}>{cells}</tr>")
+        rows.append(f"<tr{' class=own' if report.is_own(point) else ''}>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>" + "".join(
         f"<p>{html.escape(line)}</p>" for line in legend(report)
     )
@@ -54,7 +53,7 @@ def _table(report: SweepReport) -> str:
 def _data(report: SweepReport) -> dict[str, Any]:
     """Return what the script draws from; errors are relative to the update wherever that is known."""
     assert report.map is not None, "a page shows the map"
-    relative = all(point.expected.relative_to_update is not None for point in report.points)
+    relative = all(point.expected.relative_to_update is not None for point in report.all_points)
     cells = report.map.cells
     layers = sorted({cell.layer for cell in cells if cell.layer is not None})
     modules = list(dict.fromkeys(cell.module for cell in cells))
@@ -67,14 +66,8 @@ def _data(report: SweepReport) -> dict[str, Any]:
         "fullBlocks": report.full_blocks,
         "own": None if report.own is None else {"budget": report.own.budget, "bytes": report.own.expert_bytes},
         "relative": relative,
-        "points": [
-            {
-                **_point(point, relative=relative),
-                "budget": point.budget,
-                "figures": [(name, value) for name, value in point.figures.items() if _rounded(value) is not None],
-            }
-            for point in report.points
-        ],
+        "points": [_named_point(point, relative=relative) for point in report.points],
+        "levels": [_named_point(point, relative=relative) for point in report.levels],
         "steps": [
             {
                 **_point(step, relative=relative),
@@ -89,6 +82,14 @@ def _data(report: SweepReport) -> dict[str, Any]:
             [-1 if c.layer is None else layers.index(c.layer), modules.index(c.module), c.expert, c.blocks, c.selected]
             for c in cells
         ],
+    }
+
+
+def _named_point(point: SweepPoint, *, relative: bool) -> dict[str, Any]:
+    return {
+        **_point(point, relative=relative),
+        "budget": point.budget,
+        "figures": [(name, value) for name, value in point.figures.items() if _rounded(value) is not None],
     }
 
 

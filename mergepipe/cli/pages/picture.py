@@ -113,7 +113,8 @@ def _draw_curve(axes: Axes, curve: Curve, floor: float) -> None:
     positive = [(x, y) for x, y in zip(curve.bytes, curve.values, strict=True) if y > 0]
     zero = [x for x, y in zip(curve.bytes, curve.values, strict=True) if y == 0]
     shape = _SHAPES[curve.name]
-    axes.plot(*_columns(positive), color=curve.colour, marker=shape, markersize=4, linewidth=1.6, label=curve.title)
+    axes.plot(*_columns(positive), color=curve.colour, marker=shape, markersize=4, linewidth=1.6, label=curve.title,
+              linestyle="--" if curve.in_levels else "-")  # fmt: skip
     axes.plot(zero, [floor] * len(zero), color=curve.colour, marker=shape, markersize=5, linestyle="none",
               markerfacecolor="white", clip_on=False)  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mergepipe.project.sweep_report import (
     Distance,
@@ -103,8 +104,9 @@ def fake_sweep(
     figures: bool = False,
     kind: str = "certified",
     relative: bool = True,
+    levels: bool = False,
 ) -> SweepReport:
-    """Return a sweep with its map."""
+    """Return a sweep with its map; with ``levels`` the same budgets come to a third of the errors in levels."""
     return SweepReport(
         output=name,
         operator="task_arithmetic",
@@ -120,5 +122,22 @@ def fake_sweep(
         points=tuple(
             fake_point(share, kind=kind, measured=measured, figures=figures, relative=relative) for share in shares
         ),
+        levels=tuple(
+            in_levels(fake_point(share, kind=kind, measured=measured, figures=figures, relative=relative))
+            for share in shares
+            if levels
+        ),
         map=fake_map(layers, experts, modules, kind=kind, relative=relative),
+    )
+
+
+def in_levels(point: SweepPoint) -> SweepPoint:
+    """Return the point of a budget that buys levels."""
+    third = None if point.expected.relative_to_update is None else point.expected.relative_to_update / 3
+    return replace(
+        point,
+        budget=point.budget if point.budget == "full" else f"{point.budget} in levels",
+        precision="levels",
+        blocks=BLOCKS if point.blocks else 0,
+        expected=replace(point.expected, absolute=(point.expected.absolute or 0) / 3, relative_to_update=third),
     )

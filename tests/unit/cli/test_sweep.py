@@ -11,6 +11,7 @@ from unit.cli.fakes import assert_golden
 from unit.cli.sweeps import fake_sweep
 
 from mergepipe.cli.pages.columns import csv_text, sweep_lines
+from mergepipe.cli.pages.curves import curves
 from mergepipe.cli.pages.page import page
 from mergepipe.cli.pages.picture import picture
 from mergepipe.errors import MergefileError
@@ -26,9 +27,27 @@ def test_prints_a_line_for_each_budget(cli):
     assert (result.code, result.stderr) == (0, "")
     assert_golden("sweep.txt", result.stdout)
     assert max(map(len, result.stdout.splitlines())) <= 80
-    expected = {"output": "assistant", "measure": False, "mapped": False, "command": None}
+    expected = {"output": "assistant", "measure": False, "mapped": False, "command": None, "precision": None}
     budgets = ["0", "5", "10", "25", "50", "75", "100"]
     assert cli.project.calls == [("sweep", {**expected, "budgets": budgets})]
+
+
+def test_levels_stand_beside_whole_blocks(cli):
+    cli.project.result = fake_sweep(levels=True)
+    result = cli("sweep", "assistant", "--precision", "levels")
+    assert_golden("sweep-levels.txt", result.stdout)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert cli.project.calls[0][1]["precision"] == "levels"
+
+
+def test_both_curves_are_in_csv_picture_and_page():
+    report = fake_sweep(levels=True)
+    lines = list(csv.DictReader(io.StringIO(csv_text(report))))
+    assert [line["precision"] for line in lines] == ["blocks"] * 5 + ["levels"] * 5
+    titles = [curve.title for curve in curves(report)]
+    kinds = ["bound", "expected", "measured"]
+    assert titles == [*kinds, *(f"{kind} in levels" for kind in kinds)]
+    assert page(report).count("in levels</td>") == 4
 
 
 def test_verbose_names_the_tensors_that_lose_most(cli):
