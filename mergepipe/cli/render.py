@@ -54,6 +54,7 @@ def _built(output: OutputReport, show: Show, *, verbose: bool) -> Iterator[str]:
     else:
         yield from fact("read", _reads(output) if any(reads) else ["nothing"])
         yield from _skipped(output.expert_blocks)
+        yield from _levels(output.levels)
         work = [f"{counts['computed']:,} computed", f"{counts['cached']:,} reused", f"{counts['copied']:,} copied"]
         yield from fact("blocks", [f"{counts['total']:,}: {work[0]}", *work[1:]])
         yield from fact("written", [format_bytes(output.bytes_written) if output.bytes_written else "nothing"])
@@ -97,6 +98,14 @@ def _skipped(expert_blocks: Mapping[str, int]) -> Iterator[str]:
         count = f"{sum(number for number, _ in reasons):,} of {format_count(expert_blocks['total'], 'expert block')}"
         parts = [f"{number:,} {why}" for number, why in reasons] if len(reasons) > 1 else [reasons[0][1]]
         yield from fact("skipped", [f"{count}: {parts[0]}", *parts[1:]])
+
+
+def _levels(levels: Mapping[str, int] | None) -> Iterator[str]:
+    """Yield how precisely the expert blocks are read, where any is approximate."""
+    words = {"omitted": "left out", "exact": "exact"}
+    counts = [f"{count:,} {words.get(name, f'at level {name}')}" for name, count in (levels or {}).items()]
+    if levels is not None and levels.keys() - words.keys():
+        yield from fact("levels", counts)
 
 
 def bound_line(bound: Bound, *, verbose: bool) -> Iterator[str]:

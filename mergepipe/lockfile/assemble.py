@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mergepipe.cache.sources import SourceIndex
@@ -244,10 +244,15 @@ def _locked_levels(levels: Histogram | None) -> LockedLevels | None:
 
 def locked_levels(output: LockedOutput) -> dict[str, int] | None:
     """Return by the name of a level how many expert blocks of an output have it; None where it has no levels."""
+    return tensor_levels(output, output.tensors)
+
+
+def tensor_levels(output: LockedOutput, tensors: Iterable[LockedTensor]) -> dict[str, int] | None:
+    """Return the same of some of its tensors."""
     if output.levels_version is None:
         return None
     found: dict[int, int] = {}
-    for tensor in output.tensors:
+    for tensor in tensors:
         for level, count in tensor.levels.blocks.items() if tensor.levels is not None else ():
             found[level] = found.get(level, 0) + count
     return {level_name(level): found[level] for level in sorted(found)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mergepipe._version import __version__
 from mergepipe.digest import format_digest
 from mergepipe.errors import MergefileError, raise_collected
-from mergepipe.lockfile.assemble import finite
+from mergepipe.lockfile.assemble import finite, locked_levels, tensor_levels
 from mergepipe.lockfile.manifest_records import OUTPUT_KEY
 from mergepipe.lockfile.records import LockedOutput, LockedTensor
 from mergepipe.plan.budgeted import expert_bytes
@@ -178,6 +178,7 @@ def _budget(looked: Looked, locked: LockedOutput) -> ReportedBudget:
             )
             for name, loss in (outcome.losses if outcome is not None else ())
         ),
+        levels=locked_levels(locked),
     )
 
 
@@ -221,6 +222,7 @@ def _cell(
         update_relative=None if total is None else total.update_relative,
         sign_agreement=None if total is None else total.sign_agreement,
         shares=_shares(total),
+        levels=tensor_levels(parts.locked, [record for _, record in members]),
     )
 
 
@@ -250,4 +252,6 @@ def _tensor(parts: _Parts, tensor: TensorPlan, record: LockedTensor, module: str
         sign_agreement=None if total is None else total.sign_agreement,
         shares=_shares(total),
         cosines={} if total is None else {expert.source: expert.cosine for expert in total.experts},
+        levels=tensor_levels(parts.locked, [record]),
+        bytes_read=None if record.levels is None else record.levels.bytes,
     )

@@ -56,6 +56,9 @@ class ReportedBudget:
         ``full`` and ``planned``, as in the lock.
     expert_blocks
         ``total``, ``omitted``, ``zero``, ``shared``, as in the manifest.
+    levels
+        By level (``omitted``, planes, ``exact``) the expert blocks that carry content of their own, as in the manifest;
+        None where the budget buys whole blocks.
     by_expert
         By source the bytes that a build from nothing reads.
     bound, expected_error, omitted_mass
@@ -72,6 +75,7 @@ class ReportedBudget:
     expected_error: float | None
     omitted_mass: float
     losses: tuple[ReportedLoss, ...]
+    levels: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,8 @@ class ReportedCell:
         As in `Contribution`; None where it is not known.
     shares
         By expert its share by norm.
+    levels
+        As of the budget, of these tensors.
     """
 
     layer: int | None
@@ -110,6 +116,7 @@ class ReportedCell:
     update_relative: float | None
     sign_agreement: float | None
     shares: Mapping[str, float | None]
+    levels: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +129,9 @@ class ReportedTensor:
         As in the lock.
     state, why
         ``rebuilt`` or ``reused`` by the last build that changed the output, and why; None where that is not recorded.
+    levels, bytes_read
+        As in the lock: how many expert blocks have each level, and what is read of the experts; None where the budget
+        buys whole blocks.
     update_norm, update_relative, sign_agreement, shares, cosines
         As in `Contribution`, the last two by expert; None and empty where it is not known.
     """
@@ -143,6 +153,8 @@ class ReportedTensor:
     sign_agreement: float | None
     shares: Mapping[str, float | None]
     cosines: Mapping[str, float | None]
+    levels: Mapping[str, int] | None = None
+    bytes_read: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

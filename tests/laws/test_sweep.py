@@ -170,7 +170,7 @@ def test_the_deltas_are_measured_once_and_all_budgets_compared_in_one_pass(tmp_p
     inputs -= sum(data_start(project.source_file(name)) for name in ("base", "e1", "e2", "e3"))
     first = project.open().sweep("m", BUDGETS)
     assert (first.index_bytes_read, first.measured_bytes_read) == (inputs, 0)
-    again = project.open().sweep("m", BUDGETS, measure=True)
+    again = project.open().sweep("m", BUDGETS, measure=True, precision="blocks")
     assert again.index_bytes_read == 0
     assert 0 < again.measured_bytes_read <= inputs, "however many budgets there are"
 
@@ -272,7 +272,7 @@ def test_each_model_is_built_for_the_command_and_gone_afterwards(tmp_path):
         "print('loading'); print(json.dumps({'size': len(data), 'inner': {'budget': 1.5}, 'name': 'x'}))"
     )
     command = Command(words=(sys.executable, "-c", program, "{}"), directory=tmp_path)
-    report = project.open().sweep("m", ["0", "50", "100"], command=command)
+    report = project.open().sweep("m", ["0", "50", "100"], command=command, precision="blocks")
     assert report.figures == ("size", "inner.budget")
     assert len({point.figures["size"] for point in report.points}) == 1
     assert snapshot(*(path for path in tmp_path.iterdir() if path.name != ".mergecache")) == before

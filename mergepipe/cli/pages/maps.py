@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mergepipe.cli.errors import UsageError
+from mergepipe.progressive.levels import LEVELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,6 +81,8 @@ class HeatMap:
         The modules outside the layers with their values.
     scale
         What the colours mean.
+    of_levels
+        Whether values are levels of precision, 0 to `EXACT_LEVEL`, and not shares.
     """
 
     name: str
@@ -90,6 +93,11 @@ class HeatMap:
     values: tuple[tuple[float | None, ...], ...]
     outside: tuple[tuple[str, float | None], ...]
     scale: Scale
+    of_levels: bool = False
+
+    def words(self, value: float | None) -> str:
+        """Return a value in words."""
+        return level_text(value) if self.of_levels else percent(value)
 
     def known(self) -> Iterator[float]:
         """Yield all values."""
@@ -110,6 +118,17 @@ def check_library() -> None:
             "`report` draws its maps with matplotlib, which is not installed",
             hint="run `pip install 'mergepipe[report]'`, or use `--json`, which needs nothing",
         )
+
+
+EXACT_LEVEL = LEVELS + 1
+"""Where the exact block lies on the scale of levels."""
+
+
+def level_text(value: float | None) -> str:
+    """Return a level, or the mean of some, in words; a dash for none."""
+    if value is None:
+        return "–"
+    return {0.0: "nothing", float(EXACT_LEVEL): "exact"}.get(value, f"level {float(f'{value:.3g}'):.6g}")
 
 
 def percent(value: float | None) -> str:
@@ -212,7 +231,7 @@ def _draw_layers(axes: Axes, one: HeatMap, place: _Place, titles: _Drawn, shown:
     axes.set_xlim(0, len(one.modules))
     axes.set_ylim(len(one.layers), 0)
     cells = [
-        _Cell(at=(x, y), value=value, place=f"{y}-{x}", title=f"layer {layer}, {shown(module)}: {percent(value)}")
+        _Cell(at=(x, y), value=value, place=f"{y}-{x}", title=f"layer {layer}, {shown(module)}: {one.words(value)}")
         for y, (layer, row) in enumerate(zip(one.layers, one.values, strict=True))
         for x, (module, value) in enumerate(zip(one.modules, row, strict=True))
     ]
@@ -236,7 +255,7 @@ def _draw_outside(axes: Axes, one: HeatMap, place: _Place, titles: _Drawn, shown
     axes.set_xlim(0, 1)
     axes.set_ylim(len(one.outside), 0)
     cells = [
-        _Cell(at=(0, y), value=value, place=f"o-{y}", title=f"{shown(module)}: {percent(value)}")
+        _Cell(at=(0, y), value=value, place=f"o-{y}", title=f"{shown(module)}: {one.words(value)}")
         for y, (module, value) in enumerate(one.outside)
     ]
     _draw_cells(axes, one, cells, f"{one.name}-others", (48.0, 20.0))
@@ -293,11 +312,13 @@ def _draw_cells(axes: Axes, one: HeatMap, cells: Sequence[_Cell], gid: str, size
         if cell.value is not None and step is not None:
             ink = _STAND_IN.format(_DARK_INK if step <= _DARK_ENOUGH else _LIGHT_INK)
             middle = cell.at[0] + width / 2, cell.at[1] + height / 2
-            axes.text(*middle, _two_digits(cell.value), ha="center", va="center_baseline", fontsize=10, color=ink)
+            axes.text(*middle, _two_digits(cell.value, one), ha="center", va="center_baseline", fontsize=10, color=ink)
 
 
-def _two_digits(value: float) -> str:
-    """Return percent in at most three characters."""
+def _two_digits(value: float, one: HeatMap) -> str:
+    """Return percent, or a level, in at most three characters."""
+    if one.of_levels:
+        return "ex" if value == EXACT_LEVEL else f"{float(f'{value:.2g}'):g}"
     shown = value * 100
     return f"{shown:.0f}" if shown >= 9.95 or shown == 0 else f"{shown:.1f}" if shown >= 0.095 else "<.1"
 

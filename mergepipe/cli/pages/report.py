@@ -196,6 +196,8 @@ def _budget(report: OutputReported) -> Iterator[str]:
         ("omitted_mass", "Of the deltas left out", budget.omitted_mass, share(budget.omitted_mass)),
     ]
     entries += [(f"expert_blocks.{key}", f"Expert blocks: {key}", n, number(n)) for key, n in blocks.items()]
+    entries += [(f"levels.{key}", f"Expert blocks: {_level(key)}", n, number(n)) for key, n in
+                (budget.levels or {}).items() if key != "omitted"]  # fmt: skip
     yield figures(entries)
     rows = [[text(source), number(count), text(format_bytes(count))] for source, count in budget.by_expert.items()]
     columns = [Column("Expert"), Column("Bytes read", is_number=True), Column("", is_number=True)]
@@ -210,6 +212,11 @@ def _budget(report: OutputReported) -> Iterator[str]:
              text(short(loss.expected)), text(short(loss.bound))]
             for loss in budget.losses
         ])  # fmt: skip
+
+
+def _level(key: str) -> str:
+    """Return the name of a level in words."""
+    return "read exactly" if key == "exact" else f"at level {key}"
 
 
 def _modules(report: OutputReported) -> Iterator[str]:
@@ -295,7 +302,7 @@ def _tensor_row(tensor: ReportedTensor, experts: Sequence[str], *, mixed: bool) 
         name_text(tensor.name),
         text(f"{tensor.dtype} {' x '.join(map(str, tensor.shape)) or 'scalar'}"),
         *([text(_made_by(tensor))] if mixed else []),
-        text(f"{tensor.read:,} of {tensor.total:,}"),
+        text(f"{tensor.read:,} of {tensor.total:,}{_levels(tensor)}"),
         share(tensor.update_relative),
         share(tensor.sign_agreement),
         *(_given(tensor.shares.get(name), tensor.cosines.get(name)) for name in experts),
@@ -303,6 +310,12 @@ def _tensor_row(tensor: ReportedTensor, experts: Sequence[str], *, mixed: bool) 
         text(tensor.why or ""),
         digest(tensor.digest),
     ]
+
+
+def _levels(tensor: ReportedTensor) -> str:
+    """Return the levels at which blocks of a tensor are read, where any is approximate."""
+    counts = [(key, count) for key, count in (tensor.levels or {}).items() if key not in ("omitted", "exact")]
+    return f" ({', '.join(f'{count:,} {_level(key)}' for key, count in counts)})" if counts else ""
 
 
 def _tensor_values(tensor: ReportedTensor, experts: Sequence[str]) -> list[float | None]:
