@@ -9,8 +9,7 @@ import click
 
 from mergepipe.cli.render import Show, bound_line, heading, path_in_words
 from mergepipe.cli.tables import duration, fact, figures, plain, share, shortened
-from mergepipe.graph.histogram import level_words
-from mergepipe.plan.access import is_approximate
+from mergepipe.plan.access import is_approximate, level_words
 from mergepipe.units import format_bytes, format_count
 
 if TYPE_CHECKING:

@@ -6,20 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mergepipe.cache.progressive import CodePrices
 from mergepipe.errors import CacheError
 from mergepipe.graph.alike import alike_blocks, blocks_bytes
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.graph.inputs import slot_blocks
-from mergepipe.plan.access import EXACT, OMITTED, is_approximate
+from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.codes import Coded, read_codes
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
-from mergepipe.progressive.levels import LEVEL_BITS
-from mergepipe.units import format_count
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from mergepipe.cache.progressive import CodePrices
     from mergepipe.cache.sources import SourceIndex
 
     Array = np.ndarray[Any, Any]
@@ -35,18 +33,6 @@ class LevelCount:
 
 Histogram = Mapping[int, LevelCount]
 """By level, lowest first: `OMITTED`, the number of planes, `EXACT`. Levels at which nothing is are not there."""
-
-
-def level_name(level: int) -> str:
-    """Return what a level is called where it is a key: ``omitted``, ``1`` and so on, ``exact``."""
-    return {OMITTED: "omitted", EXACT: "exact"}.get(level, str(level))
-
-
-def level_words(level: int) -> str:
-    """Return what a level is called in words: ``left out``, ``level 3 (3 bits)``, ``exact``."""
-    if not is_approximate(level):
-        return "exact" if level == EXACT else "left out"
-    return f"level {level} ({format_count(LEVEL_BITS[level - 1], 'bit')})"
 
 
 def added(histograms: Iterable[Histogram]) -> Histogram:

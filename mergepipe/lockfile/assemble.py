@@ -14,7 +14,7 @@ from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.graph.alike import alike_blocks
 from mergepipe.graph.blocks import TensorRecipe
-from mergepipe.graph.histogram import Histogram, added, level_name, tensor_histograms
+from mergepipe.graph.histogram import Histogram, added, tensor_histograms
 from mergepipe.graph.inputs import slot_blocks, source_pins
 from mergepipe.lockfile.records import (
     UNKNOWN_DIGEST,
@@ -30,6 +30,7 @@ from mergepipe.lockfile.records import (
     LockedTensor,
 )
 from mergepipe.mergefile.schema import ExpertRef, Rule, Source
+from mergepipe.plan.access import level_name
 from mergepipe.plan.parts import Part
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 from mergepipe.progressive.levels import CODE_VERSION

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mergepipe.digest import record_digest
-from mergepipe.progressive.levels import CODE_VERSION, EXACT, OMITTED
+from mergepipe.progressive.levels import CODE_VERSION, EXACT, LEVEL_BITS, OMITTED
+from mergepipe.units import format_count
 
-__all__ = ["EXACT", "OMITTED", "TensorAccess", "is_approximate", "is_coded"]
+__all__ = ["EXACT", "OMITTED", "TensorAccess", "is_approximate", "is_coded", "level_name", "level_words"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,18 @@ class TensorAccess:
 def is_approximate(level: int) -> bool:
     """Return whether a level is one of a progressive code: neither nothing nor the exact block."""
     return OMITTED < level < EXACT
+
+
+def level_name(level: int) -> str:
+    """Return what a level is called where it is a key: ``omitted``, ``1`` and so on, ``exact``."""
+    return {OMITTED: "omitted", EXACT: "exact"}.get(level, str(level))
+
+
+def level_words(level: int) -> str:
+    """Return what a level is called in words: ``left out``, ``level 3 (3 bits)``, ``exact``."""
+    if not is_approximate(level):
+        return "exact" if level == EXACT else "left out"
+    return f"level {level} ({format_count(LEVEL_BITS[level - 1], 'bit')})"
 
 
 def is_coded(levels: bytes | None) -> bool:

@@ -12,10 +12,10 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import digest_at
 from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
-from mergepipe.graph.histogram import coded_prices, level_name
+from mergepipe.graph.histogram import coded_prices
 from mergepipe.graph.inputs import slot_blocks
 from mergepipe.lockfile.assemble import finite
-from mergepipe.plan.access import EXACT, OMITTED
+from mergepipe.plan.access import EXACT, OMITTED, level_name
 from mergepipe.plan.codes import read_codes
 from mergepipe.plan.values import BudgetOutcome, Decision, InputRef, OutputPlan, TensorPlan
 from mergepipe.project.explain_values import ErrorShare, InputReads

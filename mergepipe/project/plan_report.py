@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mergepipe.graph.histogram import Histogram, level_name
+from mergepipe.graph.histogram import Histogram
+from mergepipe.plan.access import level_name
 from mergepipe.project.reports import Bound, Json
 
 
