@@ -58,7 +58,7 @@ def _reads(reads: InputReads) -> str:
 
 
 def _level(name: str) -> str:
-    return name if name == "exact" else f"at level {name}"
+    return {"exact": "exact", "omitted": "left out"}.get(name, f"at level {name}")
 
 
 def _contribution(found: ExpertShare) -> str:
@@ -147,6 +147,8 @@ def summary_lines(found: OutputSummary, show: Callable[[str], str], *, verbose: 
     reads = f"{format_bytes(planned)} of {format_bytes(full)} of the experts ({share(planned, full)})"
     if found.is_resolved:
         yield from fact("budget", [budget_words(found.budget), reads, *_bound(found)])
+        if found.levels is not None and found.levels.keys() - {"omitted", "exact"}:
+            yield from fact("levels", [f"{count['blocks']:,} {_level(name)}" for name, count in found.levels.items()])
     else:
         what = "what it reads is not known before deltas are measured (`plan`)"
         yield from fact("budget", [budget_words(found.budget), what])

@@ -139,6 +139,8 @@ def _other_operators(lock: Lockfile) -> Iterator[str]:
         yield from _unlike(digests, f"were made with different code of operator `{name}`")
     for name, found in sorted(versions.items()):
         yield from _unlike(found, f"were made with different versions of operator `{name}`")
+    levels = {output.name: output.levels_version for output in lock.outputs if output.levels_version is not None}
+    yield from _unlike(levels, "were made with different versions of the progressive code")
     # Where an output says nothing of it, it has what the mergepipe that made it had by default.
     default = {output.name: output.numerics for output in lock.outputs if "numerics" not in output.params}
     yield from _unlike(default, "were made with different arithmetic (`numerics`)")

@@ -156,6 +156,8 @@ class OutputSummary:
         ``full`` and ``planned``.
     expert_blocks
         ``total`` and ``omitted``.
+    levels
+        As for `plan`: by level ``blocks`` and ``bytes``; None where the budget buys whole blocks, or is not resolved.
     bound, expected_error, omitted_mass
         As for `plan`.
     is_resolved
@@ -178,3 +180,4 @@ class OutputSummary:
     expected_error: float | None
     omitted_mass: float
     last: LastBuildFacts | None
+    levels: Mapping[str, Mapping[str, int]] | None = None

@@ -12,6 +12,7 @@ from typing import Any
 import tomli
 
 from mergepipe.digest import format_digest
+from mergepipe.graph.histogram import added, tensor_histograms
 from mergepipe.graph.inputs import slot_digest, source_pin
 from mergepipe.lockfile.assemble import FULL_BUDGET, finite
 from mergepipe.mergefile.locate import KeyPath, LineMap, locate
@@ -36,6 +37,7 @@ from mergepipe.project.explain_values import (
 )
 from mergepipe.project.key_parts import FIRST, UNCHANGED, BuildParts, Change, build_parts, first_change
 from mergepipe.project.measured import Looked, MeasuredProject, Measurement
+from mergepipe.project.plan_report import levels_json
 from mergepipe.project.reports import bound_of
 from mergepipe.project.sweep_map import modules_of
 
@@ -190,6 +192,15 @@ def output_summary(looked: Looked) -> OutputSummary:
         expected_error=None if outcome is None else finite(outcome.expected),
         omitted_mass=0.0 if outcome is None else outcome.omitted_mass,
         last=last_build_facts(prepared),
+        levels=_levels(plan, looked),
+    )
+
+
+def _levels(plan: OutputPlan, looked: Looked) -> Mapping[str, Mapping[str, int]] | None:
+    if not plan.buys_levels or plan.is_pending:
+        return None
+    return levels_json(
+        added(found for tensor in plan.tensors for found in tensor_histograms(plan, tensor, looked.index))
     )
 
 

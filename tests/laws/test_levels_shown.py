@@ -84,6 +84,13 @@ def test_people_read_at_which_levels_blocks_are(built):
     assert "of its deltas missing: some are approximate" in text
 
 
+def test_the_explanation_of_an_output_says_its_levels(built):
+    project, plan, _ = built
+    found = project.open().explain("m")
+    assert found.summary.levels == plan.outputs["m"].as_json()["levels"]
+    assert "at level 3" in "\n".join(explain_lines(found, str, verbose=False))
+
+
 def test_an_explanation_knows_what_is_missing_of_each_expert(built):
     found = built[0].open().explain("m", TENSOR)
     for expert in found.experts:

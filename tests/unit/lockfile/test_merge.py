@@ -238,3 +238,11 @@ def test_samples_of_two_outputs_are_those_of_one_content():
     assert list(inconsistencies(lock(LEFT, sampled(OURS), sampled(THEIRS, "other")))) == [
         "outputs `ours` and `theirs` were made from other content of source `math`"
     ]
+
+
+def test_two_versions_of_the_progressive_code_are_a_conflict():
+    ours, theirs = (replace(output, levels_version=1) for output in (OURS, THEIRS))
+    assert added(ours, theirs) == added(OURS, THEIRS)
+    assert added(ours, THEIRS) == added(OURS, THEIRS), "a budget of whole blocks has none"
+    found = added(ours, replace(theirs, levels_version=2))
+    assert "outputs `ours` and `theirs` were made with different versions of the progressive code" in found

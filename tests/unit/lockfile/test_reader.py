@@ -15,7 +15,7 @@ from unit.lockfile.samples import ASSISTANT, BASE, LOCK, digest, locks
 from mergepipe.errors import LockError
 from mergepipe.lockfile.compare import compare_locks
 from mergepipe.lockfile.reader import parse_lock, read_lock
-from mergepipe.lockfile.records import LockedTensor, Lockfile
+from mergepipe.lockfile.records import LockedLevels, LockedTensor, Lockfile
 from mergepipe.lockfile.writer import render_lock
 
 PATH = Path("project/Mergefile.lock")
@@ -276,3 +276,41 @@ def test_a_lock_of_ten_outputs_with_800_tensors_each_is_read_in_a_moment():
         parse_lock(text, PATH)
         times.append(time.process_time() - start)
     assert min(times) < 0.3
+
+
+LEVELS = Lockfile(
+    geometry=1,
+    sources=(),
+    outputs=(
+        dataclasses.replace(
+            ASSISTANT,
+            levels_version=1,
+            tensors=tuple(
+                dataclasses.replace(tensor, levels=LockedLevels(bytes=7, blocks={3: 2})) for tensor in ASSISTANT.tensors
+            ),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("12", "12 B, 0 exact", "12 B, 3 at level 0", "12 B, 3 at 3", "x B", "-1 B"),
+        *("12 B, 3 exact, 2 omitted", "12 B, 1 exact, 2 exact"),
+    ],
+)
+def test_levels_in_another_form_are_refused(text):
+    rendered = render_lock(LEVELS)
+    assert parse_lock(rendered, PATH) == LEVELS
+    assert "7 B, 2 at level 3" in rendered
+    with pytest.raises(LockError, match='is not `"BYTES B'):
+        parse_lock(rendered.replace("7 B, 2 at level 3", text, 1), PATH)
+
+
+def test_levels_need_their_version_and_a_tensor():
+    rendered = render_lock(LEVELS)
+    with pytest.raises(LockError, match="stands there without `levels_version`"):
+        parse_lock(rendered.replace("levels_version = 1\n", ""), PATH)
+    with pytest.raises(LockError, match="has levels and no digest"):
+        parse_lock(rendered + '"x" = "1 B, 1 exact"\n', PATH)
