@@ -43,7 +43,7 @@ def _has_unread(packed: bytes) -> bool:
 class _FileState:
     """One file of a source: its digests so far, and those that are not in the catalog yet.
 
-    ``is_output`` marks a file of an output in the cache, or of a progressive checkpoint: it is known without being read.
+    ``is_output`` marks a file of an output in the cache, or of a progressive checkpoint: it is known without a read.
     """
 
     source: str
@@ -99,7 +99,7 @@ class SourceIndex:
     def add_known(
         self, source: str, checkpoint: Checkpoint, digests: Mapping[str, bytes], blocks: Mapping[str, bytes]
     ) -> None:
-        """Take an output of the project, or a progressive checkpoint, as a source: its content is known without reading it.
+        """Take an output of the project, or a progressive checkpoint, as a source: its content is known without a read.
 
         Its files are not looked at, and may be gone: whoever reads a block of it checks the block's digest, as of any
         source. Called again, it replaces what was known of the source.

@@ -1,7 +1,7 @@
 """Progressive checkpoints (`mergepipe pack`): an expert as codes of its deltas, with the digests of what they code.
 
-Opening one reads `progressive.json` and the headers of the tensors that lie there exactly; what codes hold stays where it
-is. The folder may come from anybody: every number is checked against the others, and no name leads out of it.
+Opening one reads `progressive.json` and the headers of the tensors that lie there exactly; what codes hold stays where
+it is. The folder may come from anybody: every number is checked against the others, and no name leads out of it.
 `docs/formats/progressive-checkpoint.md` has it byte by byte.
 """
 

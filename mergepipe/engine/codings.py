@@ -76,7 +76,7 @@ def remade_codings(group: Group, codes: CodeStore, index: SourceIndex) -> Iterat
 
 
 def check_given(group: Group, index: SourceIndex) -> None:
-    """Check that the codes of progressive checkpoints that a group has read are against its bases, now that it read these.
+    """Check that the codes of progressive checkpoints that a group has read are against its bases: it read these too.
 
     Raises
     ------

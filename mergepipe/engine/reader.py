@@ -132,8 +132,8 @@ class Reader:
     def _read_run(self, source: Input, run: range) -> None:
         if source.ref.coded_only:
             raise PlanError(
-                f"`{source.ref.info.name}` of `{source.ref.source}` is needed exactly, and a progressive checkpoint has a"
-                " code of it alone",
+                f"`{source.ref.info.name}` of `{source.ref.source}` is needed exactly, and that is a progressive"
+                " checkpoint, which has a code of it alone",
                 hint="give the whole checkpoint",
                 source=source.ref.source,
                 tensor=source.ref.info.name,

@@ -1,4 +1,4 @@
-"""Experts that are there as codes alone: whether they are codes against the base that they are merged onto, and norms."""
+"""Experts that are there as codes alone: whether these are against the base that they are merged onto, and norms."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def check_bases(plan: OutputPlan, index: SourceIndex) -> None:
         if checkpoint.standalone is None:
             continue
         for tensor in plan.tensors:
+            if tensor.base is None or index.digest(tensor.base.source) == checkpoint.standalone.base:
+                continue
             for ref in tensor.experts:
-                if ref is not None and ref.source == source and ref.coded_only and tensor.base is not None:
-                    if index.digest(tensor.base.source) != checkpoint.standalone.base:
-                        checked_code(plan, tensor.base, ref, index)
+                if ref is not None and ref.source == source:
+                    checked_code(plan, tensor.base, ref, index)
 
 
 def checked_code(plan: OutputPlan, base: InputRef, expert: InputRef, index: SourceIndex) -> GivenCode | None:
@@ -65,8 +66,8 @@ def _other_base(
     plan: OutputPlan, base: InputRef, expert: InputRef, what: str, packed: bytes, here: bytes
 ) -> PlanError:
     return PlanError(
-        f"output `{plan.output.name}`: the progressive checkpoint `{expert.source}` was packed against another base than"
-        f" `{base.source}`\n"
+        f"output `{plan.output.name}`: the progressive checkpoint `{expert.source}` was packed against another base"
+        f" than `{base.source}`\n"
         f"  packed against {format_digest(packed)}\n"
         f"  {what} is {format_digest(here)}",
         hint="give the base that it was packed against, or get one that was packed against this base",

@@ -79,8 +79,8 @@ class BudgetTensor:
     prices
         What levels between nothing and the exact block come to; None: there are none.
     exact
-        Of which experts blocks can be read exactly, bool ``(experts,)``; None: of all. Of the others nothing is known of
-        how their deltas lie to one another, and there is no `update`.
+        Of which experts blocks can be read exactly, bool ``(experts,)``; None: of all. How the deltas of the others lie
+        to one another is not known, and there is no `update`.
     """
 
     norms: Array

@@ -9,7 +9,7 @@ from mergepipe.plan.codes import may_be_coded
 from mergepipe.plan.facts import tensor_facts
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
 
-WORKING = "`linear`, `task_arithmetic`, `dare_linear`, `dare_ties`, `della` and others that need no numbers of whole tensors"
+WORKING = "`linear`, `task_arithmetic`, `dare_linear` and others that need no numbers of whole tensors"
 
 
 def given_errors(plan: OutputPlan) -> list[MergepipeError]:
@@ -23,7 +23,8 @@ def given_errors(plan: OutputPlan) -> list[MergepipeError]:
     for source, checkpoint in plan.sources.items():
         value = checkpoint.standalone
         if value is not None and value.block_elements != plan.geometry.block_elements:
-            reason = f"it has blocks of {value.block_elements:,} elements, and here they have {plan.geometry.block_elements:,}"
+            blocks = f"{value.block_elements:,} elements, and here they have {plan.geometry.block_elements:,}"
+            reason = f"it has blocks of {blocks}"
             hint = "pack it again with this version of mergepipe"
             what = f"output `{plan.output.name}` cannot use the progressive checkpoint `{source}`: {reason}"
             found[source, "blocks"] = PlanError(what, hint=hint, output=plan.output.name, source=source)

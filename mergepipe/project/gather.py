@@ -14,13 +14,14 @@ from mergepipe.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.checkpoints.progressive import open_standalone
 from mergepipe.checkpoints.standalone import RECORD
-from mergepipe.errors import MergefileError, MergepipeError, PublishError, raise_collected
+from mergepipe.errors import MergefileError, MergepipeError, PublishError, SourceError, raise_collected
 from mergepipe.fsio.identity import settle
 from mergepipe.mergefile.checks import references
 from mergepipe.mergefile.schema import Mergefile, Output, Source
 from mergepipe.operators.contract import Operator
 from mergepipe.plan.output import plan_output
 from mergepipe.plan.values import OutputPlan
+from mergepipe.progressive.levels import CODE_VERSION
 from mergepipe.project.stages import Plans, Stage, make_stage, record_place
 from mergepipe.publish.directory import ANOTHER_PATH, check_place
 
@@ -131,7 +132,16 @@ def open_settled(path: Path, source: Source, checkpoints: Mapping[str, Checkpoin
 def _open(path: Path, source: Source, checkpoints: Mapping[str, Checkpoint]) -> Checkpoint:
     path = Path(os.path.normpath(path))
     if source.progressive is not None:
-        return open_standalone(path, label=source.name, shown=source.progressive)
+        found = open_standalone(path, label=source.name, shown=source.progressive)
+        if found.standalone is not None and found.standalone.code != CODE_VERSION:
+            raise SourceError(
+                f"source `{source.name}`: the codes of `{source.progressive}` are of version {found.standalone.code}, and"
+                f" this mergepipe reads version {CODE_VERSION}",
+                hint="get one that this version made, or use the version that made it",
+                source=source.name,
+                path=source.progressive,
+            )
+        return found
     if source.on is None:
         return open_checkpoint(path, label=source.name, shown=source.path)
     return open_adapter(path, label=source.name, on=checkpoints[source.on], shown=source.path)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mergepipe.checkpoints.discovery import ADAPTER_CONFIG
 from mergepipe.checkpoints.checkpoint import Checkpoint
+from mergepipe.checkpoints.discovery import ADAPTER_CONFIG
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
 from mergepipe.checkpoints.place import Place
 from mergepipe.checkpoints.standalone import RECORD, Standalone, StandaloneTensor, dump_record

@@ -1,4 +1,4 @@
-"""Reading a progressive checkpoint whole: every chunk of its codes, every tensor that lies there exactly, its other files."""
+"""Reading a progressive checkpoint whole: every chunk of its codes, every exact tensor, its other files."""
 
 from __future__ import annotations
 

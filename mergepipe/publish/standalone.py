@@ -1,4 +1,4 @@
-"""The folder of a progressive checkpoint: put together beside its place, flushed, swapped in; it is whole or not there."""
+"""The folder of a progressive checkpoint: put together beside its place, flushed, swapped in: whole or not there."""
 
 from __future__ import annotations
 

@@ -38,9 +38,8 @@ def standalone_card(
     lines += _taken_over(card) if card is not None else ()
     lines += ["---", "", "# A progressive checkpoint", ""]
     lines += [
-        "This folder holds a fine-tuned model as codes of its differences from its base, most significant bits first. No",
-        "library loads it as a model: [mergepipe](https://pypi.org/project/mergepipe/) merges from it and reads as much",
-        "of it as a budget allows.",
+        "This folder holds a fine-tuned model as codes of its differences from its base, most significant bits first.",
+        "No library loads it as a model: mergepipe merges from it, and reads as much of it as a budget allows.",
         "",
     ]
     mergefile = [
@@ -58,7 +57,7 @@ def standalone_card(
     ]
     lines += [*fenced("\n".join(mergefile), "toml"), ""]
     lines += [f"- base: `{base}`", f"- expert: `{expert}` ({format_bytes(expert_bytes)})", ""]
-    lines += ["| bits an element | bytes | of the expert | what it lacks of the difference |", "| --- | --- | --- | --- |"]
+    lines += ["| bits an element | bytes | of the expert | lacks of the difference |", "| --- | --- | --- | --- |"]
     for level in levels:
         share = level.nbytes / expert_bytes if expert_bytes else 0.0
         error = "none" if level.error is None else f"{level.error:.3%}"

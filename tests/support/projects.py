@@ -23,7 +23,7 @@ from support.checkpoints import as_dtype, raw_tensor, read_checkpoint, write_che
 from support.reference import Array, Recipe, assert_same_tensors, evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from mergepipe.lockfile.manifest_records import Manifest
     from mergepipe.project import Project
@@ -79,6 +79,8 @@ class SmallProject:
     outputs: dict[str, Recipe] = field(default_factory=dict)
     adapters: dict[str, str] = field(default_factory=dict)
     """By source name what an adapter applies to (`support.adapters`)."""
+    progressive: set[str] = field(default_factory=set)
+    """The names of sources that are progressive checkpoints."""
 
     def add_source(self, name: str, tensors: Mapping[str, Tensor], *, path: str | None = None, **options: Any) -> Path:
         """Write a checkpoint (anew) and declare it; ``options`` are those of `write_checkpoint`."""
@@ -106,7 +108,7 @@ class SmallProject:
     def save(self) -> None:
         """Write the Mergefile."""
         self.root.mkdir(parents=True, exist_ok=True)
-        self.mergefile.write_text(mergefile_text(self.sources, self.outputs, self.adapters), encoding="utf-8")
+        self.mergefile.write_text(mergefile_text(self.sources, self.outputs, self.adapters, self.progressive), encoding="utf-8")
 
     @property
     def mergefile(self) -> Path:
@@ -178,12 +180,16 @@ class SmallProject:
 
 
 def mergefile_text(
-    sources: Mapping[str, str], outputs: Mapping[str, Recipe], adapters: Mapping[str, str] | None = None
+    sources: Mapping[str, str],
+    outputs: Mapping[str, Recipe],
+    adapters: Mapping[str, str] | None = None,
+    progressive: Collection[str] = (),
 ) -> str:
     """Return a Mergefile."""
     lines = ["version = 1"]
     for name, path in sources.items():
-        lines += [f"[sources.{_toml(name)}]", f"path = {_toml(path)}"]
+        key = "progressive" if name in progressive else "path"
+        lines += [f"[sources.{_toml(name)}]", f"{key} = {_toml(path)}"]
         if name in (adapters or {}):
             lines.append(f"on = {_toml((adapters or {})[name])}")
     for name, recipe in outputs.items():

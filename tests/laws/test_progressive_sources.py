@@ -1,0 +1,393 @@
+"""Experts that are there as progressive checkpoints alone: the same outputs, within the same limits, and no other."""
+
+import json
+import os
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+from laws.test_levels import BLOCK, GEOMETRY, budget, distance, family, make
+from support.budgets import levels, with_budget
+from support.every_operator import RECIPES
+from support.projects import Messages, SmallProject
+from support.standalone import lock_without_places, other_machine, packed, planes, resealed, spoil
+
+from mergepipe.checkpoints.progressive import open_standalone
+from mergepipe.errors import CollectedErrors, MergefileError, MergepipeError, PackError, PlanError, PublishError
+from mergepipe.errors import SourceError
+from mergepipe.project.pack import PackOptions, pack
+from mergepipe.reporting import SilentReporter
+
+EXPERTS = ("e1", "e2", "e3")
+WORKING = ("linear", "task_arithmetic", "dare_linear")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Return a project with whole experts, and the same on a machine that has them as progressive checkpoints."""
+    root = tmp_path_factory.mktemp("progressive")
+    whole = make(root / "here", "task_arithmetic", 25)
+    return whole, other_machine(whole, root / "there", EXPERTS)
+
+
+def raw(project):
+    return {name: data for name, data in project.raw("m").items()}
+
+
+@pytest.mark.parametrize("operator", WORKING)
+def test_the_output_is_that_of_the_whole_experts_bit_for_bit(pair, operator):
+    for project in pair:
+        project.set_output("m", RECIPES[operator] | {"base": "base", "write": {"dtype": "float32"}})
+    for share in (4, 10, 20):  # more would buy exact blocks of the whole experts
+        whole, there = pair
+        reports = [with_budget(project, budget(share)).build_one("m") for project in pair]
+        assert levels(there) == levels(whole)
+        assert raw(there) == raw(whole)
+        assert lock_without_places(there) == lock_without_places(whole)
+        assert reports[1].expert_bytes == reports[0].expert_bytes
+        assert reports[1].digest == reports[0].digest
+        assert reports[1].bound.kind == "certified"
+        assert reports[1].bound.relative_to_update is None
+        assert reports[1].bound.absolute == reports[0].bound.absolute
+
+
+def test_the_bytes_that_are_read_stay_within_the_budget(pair):
+    whole, there = pair
+    there.set_output("m", RECIPES["task_arithmetic"] | {"base": "base"})
+    full = sum(os.path.getsize(whole.source_file(name)) for name in EXPERTS)
+    for share in (3, 12, 30, 60):
+        shutil.rmtree(there.cache, ignore_errors=True)
+        report = with_budget(there, budget(share)).build_one("m")
+        assert report.expert_bytes["read"] == report.expert_bytes["planned"] <= share / 100 * full
+        headers = sum(path.stat().st_size for name in EXPERTS for path in planes(there.root / there.sources[name]))
+        assert report.index_bytes_read < headers + os.path.getsize(there.source_file("base"))
+
+
+def test_a_full_budget_reads_all_planes_and_stays_certified(tmp_path, pair):
+    whole, _ = pair
+    whole.set_output("m", RECIPES["task_arithmetic"] | {"base": "base", "write": {"dtype": "float32"}})
+    whole.build()
+    there = other_machine(whole, tmp_path, EXPERTS)
+    for share in ("100%", "1 GiB"):
+        with_budget(there, {"expert_reads": share, "precision": "levels"})
+        report = there.build_one("m")
+        assert report.bound.kind == "certified"
+        assert 0 < distance(whole.tensors("m"), there.tensors("m")) <= report.bound.absolute
+        assert report.expert_bytes["read"] < report.expert_bytes["full"]
+
+
+def test_bounds_hold_beside_whole_experts(tmp_path):
+    whole = make(tmp_path / "here")
+    whole.build()
+    there = other_machine(whole, tmp_path / "there", ["e2"])
+    for share in (5, 20, 70, 100):
+        report = with_budget(there, budget(share)).build_one("m")
+        assert report.bound.kind == "certified"
+        assert distance(whole.tensors("m"), there.tensors("m")) <= report.bound.absolute * (1 + 1e-6)
+
+
+def test_a_second_build_reads_nothing(pair):
+    _, there = pair
+    with_budget(there, budget(20)).build()
+    messages = Messages()
+    report = there.build_one("m", reporter=messages)
+    assert report.state == "unchanged"
+    assert report.expert_bytes["read"] == report.index_bytes_read == report.base_bytes_read == 0
+    assert there.open().status().outputs["m"].state == "up-to-date"
+
+
+@pytest.mark.parametrize("dtypes", [("F32",) * 4, ("BF16", "F16", "F32", "BF16"), ("F64", "F64", "F32", "BF16")])
+def test_every_dtype_can_be_packed(tmp_path, dtypes):
+    whole = make(tmp_path / "here", share=8, sources=family(3, dtypes=dtypes))
+    there = other_machine(whole, tmp_path / "there", EXPERTS)
+    for project in (whole, there):
+        project.build()
+    assert levels(there) == levels(whole)
+    assert raw(there) == raw(whole)
+
+
+def test_special_values_and_odd_tensors_lie_there_exactly(tmp_path):
+    sources = family(1)
+    for name in sources:
+        sources[name]["model.steps"] = np.arange(40_000, dtype=np.int64)
+        sources[name]["model.scalar"] = np.array(0.5, np.float32)
+        sources[name]["model.none"] = np.zeros((0, 8), np.float32)
+    odd = sources["e1"]["model.layers.0.mlp.up_proj.weight"]
+    odd[200] = np.inf
+    whole = make(tmp_path / "here", share=15, sources=sources, params={"non_finite": "allow"})
+    there = other_machine(whole, tmp_path / "there", EXPERTS)
+    value = open_standalone(there.root / there.sources["e1"], label="e1").standalone
+    assert not value.is_coded("model.layers.0.mlp.up_proj.weight")
+    assert not value.is_coded("model.steps")
+    assert value.is_coded("model.embed_tokens.weight")
+    for project in (whole, there):
+        project.build()
+    assert levels(there) == levels(whole)
+    assert raw(there) == raw(whole)
+
+
+def test_equal_experts_are_read_once(tmp_path):
+    sources = family(2)
+    sources["e3"] = {name: np.array(array) for name, array in sources["e1"].items()}
+    whole = make(tmp_path / "here", share=30, sources=sources)
+    for number, experts in enumerate((["e1"], ["e3"], ["e1", "e3"])):
+        there = other_machine(whole, tmp_path / f"there{number}", experts)
+        for share in (10, 60, 100):
+            shutil.rmtree(there.cache, ignore_errors=True)
+            shutil.rmtree(there.root / "build", ignore_errors=True)
+            report = with_budget(there, budget(share)).build_one("m")
+            assert report.expert_bytes["read"] == report.expert_bytes["planned"]
+
+
+def test_shards_and_threads_change_nothing(tmp_path):
+    sources = family(4)
+    found = []
+    for number, shards in enumerate((1, 3)):
+        project = SmallProject(tmp_path / str(number), GEOMETRY)
+        project.add_sources(sources, shards=shards)
+        base = project.root / "models/base"
+        packed(project.root / "models/e1", base, tmp_path / f"out{number}", GEOMETRY, workers=1 + 2 * number)
+        found.append({str(p.relative_to(tmp_path / f"out{number}")): p.read_bytes()
+                      for p in (tmp_path / f"out{number}").rglob("*") if p.is_file()})  # fmt: skip
+    assert found[0] == found[1]
+
+
+def test_verify_and_replay_need_no_more(pair):
+    whole, there = pair
+    for project in pair:
+        project.set_output("m", RECIPES["task_arithmetic"] | {"base": "base", "budget": budget(15)})
+        project.build()
+    from mergepipe.project.replay import ReplayOptions, replay
+    from mergepipe.project.replay_plan import Places
+    from mergepipe.project.verify import VerifyOptions
+
+    assert not list(there.open().verify(options=VerifyOptions(full=True)).problems)
+    given = {name: there.root / there.sources[name] for name in EXPERTS}
+    for places in (Places(), Places(sources={"e1": whole.root / whole.sources["e1"]})):
+        options = ReplayOptions(check=True, geometry=GEOMETRY)
+        assert replay(there.folder("m"), places, options, SilentReporter()).digest
+    options = ReplayOptions(check=True, geometry=GEOMETRY)
+    assert replay(whole.folder("m"), Places(sources=given), options, SilentReporter()).digest
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def message(error):
+    found = error.errors if isinstance(error, CollectedErrors) else (error,)
+    return "\n".join(f"{one.message}\nhint: {one.hint}" for one in found)
+
+
+def refused(project, match):
+    with pytest.raises(MergepipeError) as found:
+        project.build()
+    assert match in message(found.value)
+    assert not project.folder("m").exists()
+
+
+@pytest.fixture
+def there(pair, tmp_path):
+    """Return a fresh machine with progressive checkpoints."""
+    _, machine = pair
+    shutil.copytree(machine.root, tmp_path / "there", ignore=shutil.ignore_patterns(".mergecache", "build", "*.lock"))
+    project = SmallProject(tmp_path / "there", GEOMETRY, sources=dict(machine.sources))
+    project.progressive = set(machine.progressive)
+    project.set_output("m", RECIPES["task_arithmetic"] | {"base": "base", "budget": budget(25)})
+    return project
+
+
+@pytest.mark.parametrize("operator", ["ties", "breadcrumbs", "model_stock", "sce"])
+def test_operators_that_need_whole_deltas_are_refused(there, operator):
+    there.set_output("m", RECIPES[operator] | {"base": "base", "budget": budget(25)})
+    refused(there, f"`{operator}` needs numbers of whole deltas")
+
+
+def test_another_base_is_refused_and_both_digests_named(there):
+    there.add_source("base", family(9)["base"])
+    with pytest.raises(PlanError) as found:
+        there.build()
+    text = message(found.value)
+    assert "was packed against another base" in text
+    assert text.count("b3:") == 2
+    assert not there.folder("m").exists()
+
+
+def test_budgets_that_cannot_be_are_refused(there):
+    recipe = RECIPES["task_arithmetic"] | {"base": "base"}
+    for given, match in (
+        (None, "which cannot be read exactly"),
+        ({"max_error": 0.1, "precision": "levels"}, "no error relative to the update"),
+        ({"expert_reads": "25%", "precision": "blocks"}, "no exact blocks"),
+        ({"expert_reads": "25%", "stats": "sample"}, "nothing to take samples of"),
+    ):
+        there.set_output("m", recipe | ({} if given is None else {"budget": given}))
+        refused(there, match)
+
+
+def test_a_progressive_checkpoint_is_no_base_and_no_path(there):
+    there.set_output("m", RECIPES["task_arithmetic"] | {"base": "e1", "budget": budget(25)})
+    refused(there, "can be an expert and no base")
+    there.set_output("m", RECIPES["task_arithmetic"] | {"base": "base", "budget": budget(25)})
+    there.progressive -= {"e1"}
+    there.save()
+    refused(there, "is a progressive checkpoint")
+    there.progressive |= {"e1", "base"}
+    there.save()
+    refused(there, "can be an expert and no base")
+
+
+# --- damage and ill will ----------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_chunk_never_reaches_an_output(there):
+    path = planes(there.root / there.sources["e2"])[0]
+    spoil(path, open_header(path) + 5)
+    with pytest.raises(PackError) as found:
+        there.build()
+    assert str(path) in found.value.message
+    assert "again" in found.value.hint
+    assert not there.folder("m").exists()
+    from mergepipe.project.verify import VerifyOptions
+
+    problems = there.open().verify(options=VerifyOptions(full=True)).problems
+    assert any(path.name in str(problem) for problem in problems)
+
+
+def open_header(path):
+    from mergepipe.progressive.pack import read_header
+
+    return read_header(path).nbytes
+
+
+@pytest.mark.parametrize("kind", ["header", "cut", "gone", "record", "exact", "swapped"])
+def test_other_damage_is_named(there, kind):
+    folder = there.root / there.sources["e2"]
+    files = planes(folder)
+    match kind:
+        case "header":
+            spoil(files[1], 40)
+        case "cut":
+            files[1].chmod(0o644)
+            os.truncate(files[1], files[1].stat().st_size - 1)
+        case "gone":
+            files[1].unlink()
+        case "record":
+            spoil(folder / "progressive.json", 700)
+        case "exact":
+            spoil(folder / "tensors/exact.safetensors", -3)
+        case "swapped":
+            files[0].rename(folder / "tensors/x")
+            files[1].rename(files[0])
+            (folder / "tensors/x").rename(files[1])
+    with pytest.raises(MergepipeError) as found:
+        there.build()
+    assert str(folder) in message(found.value) or there.sources["e2"] in message(found.value)
+    assert not there.folder("m").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"pack":"00000.planes"', '"pack":"../00000.planes"'),
+        ('"pack":"00000.planes"', '"pack":"/etc/passwd"'),
+        ('"pack":"00000.planes"', '"pack":"00001.planes"'),
+        ('"exact":["exact.safetensors"]', '"exact":["../../base/model.safetensors"]'),
+        ('"exact":["exact.safetensors"]', '"exact":[]'),
+        ('"exact":["exact.safetensors"]', '"exact":["exact.safetensors","exact.safetensors"]'),
+        ('"block_elements":16384', '"block_elements":0'),
+        ('"block_elements":16384', '"block_elements":99999999999999999999'),
+        ('"block_elements":16384', '"block_elements":1'),
+        ('"code":1', '"code":2'),
+        ('"progressive":1', '"progressive":2'),
+        ('"progressive":1', '"progressive":"x"'),
+        ('"shape":[600,64]', '"shape":[600,-64]'),
+        ('"shape":[600,64]', '"shape":[9223372036854775807,9223372036854775807]'),
+        ('"shape":[600,64]', '"shape":[38400]'),
+        ('"dtype":"BF16"', '"dtype":"X9"'),
+        ('"squares":[', '"squares":[-1.0,'),
+        ('"squares":[', '"squares":[1e999,'),
+        ('"squares":[', '"squares":[NaN,'),
+        ('"name":"model.embed_tokens.weight"', '"name":"\\ud800"'),
+        ('"name":"model.embed_tokens.weight"', '"name":"model.norm.weight"'),
+        ('"tensors":[', '"tensors":{},"more":['),
+        ('"base":"b3:', '"base":"b4:'),
+    ],
+)
+def test_a_hostile_record_is_refused(there, old, new):
+    folder = there.root / there.sources["e1"]
+    assert old in (folder / "progressive.json").read_text()
+    resealed(folder, lambda text: text.replace(old, new, 1))
+    with pytest.raises(MergepipeError) as found:
+        there.build()
+    assert not isinstance(found.value, PackError | PlanError) or found.value.hint
+    assert "internal error" not in message(found.value)
+    assert not there.folder("m").exists()
+
+
+def test_links_do_not_lead_out(there, tmp_path):
+    folder = there.root / there.sources["e1"]
+    outside = tmp_path / "outside.planes"
+    planes(folder)[0].rename(outside)
+    (folder / "tensors/00000.planes").symlink_to(outside)
+    refused(there, "is a link that leads out of the folder")
+
+
+# --- packing ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_somebody_else_is_replaced(tmp_path, pair):
+    whole, _ = pair
+    source, base = (whole.root / whole.sources[name] for name in ("e1", "base"))
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    (out / "model.safetensors").write_text("theirs")
+    with pytest.raises(PublishError, match="is no progressive checkpoint"):
+        packed(source, base, out, GEOMETRY)
+    packed(source, base, out, GEOMETRY, force=True)
+    assert (out / "notes.txt").read_text() == "mine"
+    assert not (out / "model.safetensors").exists()
+    packed(source, base, out, GEOMETRY)  # it is its own now
+    assert (out / "notes.txt").read_text() == "mine"
+    for wrong in (source, base, source.parent, source / "inside"):
+        with pytest.raises(PublishError):
+            packed(source, base, wrong, GEOMETRY, force=True)
+
+
+def test_adapters_and_progressive_checkpoints_are_not_packed(tmp_path, pair):
+    whole, there = pair
+    base = whole.root / whole.sources["base"]
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(SourceError, match="is a LoRA adapter"):
+        packed(adapter, base, tmp_path / "out", GEOMETRY)
+    with pytest.raises(SourceError, match="is a progressive checkpoint"):
+        packed(there.root / there.sources["e1"], base, tmp_path / "out", GEOMETRY)
+    with pytest.raises(SourceError, match="is a progressive checkpoint already"):
+        options = PackOptions(geometry=GEOMETRY)
+        pack("e1", "base", tmp_path / "out", options, SilentReporter(), there.mergefile)
+    with pytest.raises(SourceError, match="neither a source"):
+        pack("e9", "base", tmp_path / "out", options, SilentReporter(), there.mergefile)
+    assert not (tmp_path / "out").exists()
+
+
+def test_side_files_come_along_without_private_places(tmp_path):
+    project = SmallProject(tmp_path / "p", GEOMETRY)
+    sources = family(5)
+    project.add_sources({name: sources[name] for name in ("base", "e1")})
+    folder = project.root / "models/e1"
+    (folder / "config.json").write_text(json.dumps({"_name_or_path": "/home/me/secret", "model_type": "x"}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "modeling_x.py").write_text("import os")
+    (folder / "optimizer.pt").write_text("x")
+    packed(folder, project.root / "models/base", tmp_path / "out", GEOMETRY)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"README.md", "config.json", "progressive.json", "tensors", "tokenizer.json"}
+    assert "secret" not in (tmp_path / "out/config.json").read_text()
+    assert BLOCK == GEOMETRY.block_elements
+    assert ml_dtypes.bfloat16  # the family's dtype
+    with pytest.raises(MergefileError):
+        project.set_output("m", {"operator": "linear", "experts": ["e1"], "budget": {"expert_reads": "10%"}})
+        project.build()
