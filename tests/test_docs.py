@@ -124,11 +124,11 @@ def test_readme_names_every_operator():
 
 def test_the_reference_marks_what_is_not_supported_yet():
     lines = [line for line in read(REFERENCE).splitlines() if "*Not supported yet*" in line]
-    assert {re.match(r"\| `([^`]+)`", line)[1] for line in lines} == {"hub", "progressive"}
+    assert {re.match(r"\| `([^`]+)`", line)[1] for line in lines} == {"hub"}
     table = read(REFERENCE).partition("## What is not supported yet")[2]
     rows = re.findall(r"^\| (?!---|what)(.+?) \|", table, re.MULTILINE)
-    assert [row for row in rows if not any(word in row for word in ("hub", "progressive", "adapter"))] == []
-    assert len(rows) == 3
+    assert [row for row in rows if not any(word in row for word in ("hub", "adapter"))] == []
+    assert len(rows) == 2
 
 
 _SUPPORTED = """\
@@ -148,7 +148,6 @@ experts = ["math"]
     "text",
     [
         _SUPPORTED.replace('path = "b"', 'hub = "org/model"'),
-        _SUPPORTED.replace('path = "b"', 'path = "b"\nprogressive = true'),
         _SUPPORTED.replace('path = "b"', 'path = "b"\non = "lora"\n[sources.lora]\npath = "c"\non = "base"'),
         _SUPPORTED.replace('path = "b"', 'path = "b"\non = "merged"').replace('["math"]', '["base"]'),
     ],

@@ -228,7 +228,8 @@ class _Pass:
             return
         blocks = bytes(tensor.experts)
         expert = tensor_digest(info.dtype, info.shape, blocks)
-        pack, seal, squares = None, b"", ()
+        pack, seal = None, b""
+        squares: tuple[float, ...] = ()
         if tensor.writer is not None:
             del self._open[tensor.number]
         if tensor.writer is not None and tensor.is_coded:

@@ -135,8 +135,8 @@ def _open(path: Path, source: Source, checkpoints: Mapping[str, Checkpoint]) -> 
         found = open_standalone(path, label=source.name, shown=source.progressive)
         if found.standalone is not None and found.standalone.code != CODE_VERSION:
             raise SourceError(
-                f"source `{source.name}`: the codes of `{source.progressive}` are of version {found.standalone.code}, and"
-                f" this mergepipe reads version {CODE_VERSION}",
+                f"source `{source.name}`: the codes of `{source.progressive}` are of version {found.standalone.code},"
+                f" and this mergepipe reads version {CODE_VERSION}",
                 hint="get one that this version made, or use the version that made it",
                 source=source.name,
                 path=source.progressive,

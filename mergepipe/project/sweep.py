@@ -110,8 +110,8 @@ class SweptProject(Project):
         own = output.budget or NOTHING
         if measure and own.coarse:
             raise MergefileError(
-                f"output `{output.name}` cannot be measured: an expert is a progressive checkpoint, and the full read is"
-                " not to be had",
+                f"output `{output.name}` cannot be measured: an expert is a progressive checkpoint, and the full"
+                " read is not to be had",
                 hint="leave out `--measure`: the bounds are certified without",
                 output=output.name,
             )

@@ -21,11 +21,15 @@ from support.adapters import PREFIX, factors, write_adapter
 from support.checkpoints import random_tensors, safetensors_bytes, write_checkpoint
 from support.projects import SmallProject
 
+from mergepipe.cache.given import GivenCodes
 from mergepipe.checkpoints.adapter import open_adapter
 from mergepipe.checkpoints.checkpoint import open_checkpoint
+from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.checkpoints.place import Place
+from mergepipe.checkpoints.progressive import open_standalone
 from mergepipe.checkpoints.sniff import sniff
-from mergepipe.digest import content_digest
+from mergepipe.checkpoints.standalone import RECORD
+from mergepipe.digest import content_digest, format_digest
 from mergepipe.errors import MergepipeError
 from mergepipe.lockfile.checksum import has_checksum
 from mergepipe.lockfile.diff import diff_sides, manifest_side
@@ -42,11 +46,13 @@ from mergepipe.progressive.encode import encode_block
 from mergepipe.progressive.pack import PackWriter, check_pack
 from mergepipe.project.caches import open_cache
 from mergepipe.project.caches_report import CacheCheck
+from mergepipe.project.pack import PackOptions, pack
 from mergepipe.project.replay_source import declared_mergefile
 from mergepipe.project.verify import VerifyOptions
 from mergepipe.publish.directory import owned_files
 from mergepipe.publish.sidefiles import without_private
 from mergepipe.publish.sourcecard import parse_source_card, read_source_card
+from mergepipe.reporting import SilentReporter
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CORPUS = Path(__file__).parent / "corpus"
@@ -572,7 +578,39 @@ class PlanesTarget(Target):
         return header.dump()
 
 
+class ProgressiveTarget(Target):
+    """The record of a progressive checkpoint, sealed again half of the time: what somebody hostile would send."""
+
+    name = "progressive"
+    mutate = staticmethod(mutated_json)
+
+    def prepare(self) -> list[bytes]:
+        geometry = Geometry(block_elements=64)
+        base, expert = (random_tensors(seed, {"a": (16, 16), "b": (4,)}, "BF16") for seed in (0, 1))
+        write_checkpoint(self.box / "base", base)
+        write_checkpoint(self.box / "expert", expert)
+        options = PackOptions(geometry=geometry, workers=1)
+        pack(str(self.box / "expert"), str(self.box / "base"), self.box / "m", options, SilentReporter())
+        return [(self.box / "m" / RECORD).read_bytes()]
+
+    def put(self, data: bytes) -> None:
+        body, found, _ = data.rpartition(b'"seal"')
+        if found and zlib.crc32(data) % 2:
+            body = body.rstrip(b", \n") + b","
+            data = body + b'\n"seal":"' + format_digest(content_digest(body)).encode() + b'"}\n'
+        (self.box / "m" / RECORD).write_bytes(data)
+
+    def read(self, data: bytes) -> object:
+        checkpoint = open_standalone(self.box / "m", label="expert")
+        value = checkpoint.standalone
+        if value is None or any(not path.is_relative_to(self.box / "m") for path in (f.path for f in checkpoint.files)):
+            raise BrokenPromiseError("it leads out of its folder")
+        codes = GivenCodes({"expert": checkpoint}, Geometry(block_elements=value.block_elements))
+        return [codes.code("expert", info) for info in checkpoint.tensors.values()]
+
+
 TARGETS: tuple[type[Target], ...] = (
     HeaderTarget, IndexTarget, SideFilesTarget, MergefileTarget, MergekitTarget, LockTarget, ManifestTarget,
     AdapterConfigTarget, AdapterTarget, BuildTarget, PlanesTarget, PackTarget, CatalogTarget, RowsTarget,
+    AdapterConfigTarget, AdapterTarget, ProgressiveTarget, BuildTarget, PackTarget, CatalogTarget, RowsTarget,
 )  # fmt: skip

@@ -108,7 +108,8 @@ class SmallProject:
     def save(self) -> None:
         """Write the Mergefile."""
         self.root.mkdir(parents=True, exist_ok=True)
-        self.mergefile.write_text(mergefile_text(self.sources, self.outputs, self.adapters, self.progressive), encoding="utf-8")
+        text = mergefile_text(self.sources, self.outputs, self.adapters, self.progressive)
+        self.mergefile.write_text(text, encoding="utf-8")
 
     @property
     def mergefile(self) -> Path:

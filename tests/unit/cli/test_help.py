@@ -139,7 +139,7 @@ def test_help_lists_the_commands_in_order_of_use(cli):
     commands = cli("--help").stdout.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
     commands = [line for line in commands if line[2] != " "]
     expected = ["init", "import", "build", "plan", "sweep", "status", "explain", "report", "diff", "verify", "replay"]
-    assert [line.split()[0] for line in commands] == [*expected, "git", "cache", "completion", "help"]
+    assert [line.split()[0] for line in commands] == [*expected, "pack", "git", "cache", "completion", "help"]
 
 
 @pytest.mark.parametrize("command", [(), ("cache",)], ids=" ".join)

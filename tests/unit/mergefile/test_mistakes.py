@@ -96,9 +96,21 @@ def test_unknown_keys(body, key_path, what, hint):
             None,
         ),
         (
-            '[sources.x]\npath = "x"\nprogressive = 1@\n' + LINEAR,
+            "[sources.x]\nprogressive = 1@\n" + LINEAR,
             "sources.x.progressive",
-            "invalid value; expected true or false, got 1",
+            "invalid value; expected a path relative to the Mergefile, got 1",
+            None,
+        ),
+        (
+            '[sources.x]\npath = "x"\nprogressive = "y"@\n' + LINEAR,
+            "sources.x.progressive",
+            "a source has a `path` or a `progressive` checkpoint, not both",
+            "remove `path` to read the progressive checkpoint, or `progressive` to read the other",
+        ),
+        (
+            '[sources.x]\nprogressive = "y"\non = "base"@\n' + LINEAR,
+            "sources.x.on",
+            "an adapter is no progressive checkpoint: `on` goes with a `path`",
             None,
         ),
         (

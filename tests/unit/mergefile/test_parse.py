@@ -48,7 +48,8 @@ def test_every_key_of_the_schema_is_read():
 [sources.lora]
 path = "models/lora"
 on = "base"
-progressive = true
+[sources.packed]
+progressive = "packed/math"
 [sources.chat]
 hub = "org/model"
 revision = "0123abcd"
@@ -82,7 +83,8 @@ shard_size = 1000
 tokenizer = "math"
 """
     mergefile = understood(text)
-    assert mergefile.sources["lora"] == Source(name="lora", path="models/lora", on="base", progressive=True)
+    assert mergefile.sources["lora"] == Source(name="lora", path="models/lora", on="base")
+    assert mergefile.sources["packed"] == Source(name="packed", progressive="packed/math")
     assert mergefile.sources["chat"] == Source(name="chat", hub="org/model", revision="0123abcd")
     assert mergefile.operators == {"mine": CustomOperator(name="mine", file="ops.py", function="my_merge")}
     assert mergefile.outputs["all"] == Output(

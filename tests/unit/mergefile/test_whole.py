@@ -121,12 +121,6 @@ def test_an_output_that_is_not_published_takes_no_directory():
             "adapter",
         ),
         (
-            '[sources.x]\npath = "x"\nprogressive = true\n' + LINEAR,
-            "sources.x.progressive",
-            "`progressive`",
-            "progressive",
-        ),
-        (
             '[sources.x]\npath = "x"\non = "m"\n' + LINEAR,
             "sources.x.on",
             "an adapter on an output",
