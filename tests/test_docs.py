@@ -321,6 +321,23 @@ def test_the_guide_can_be_followed(tmp_path):
     assert run_mergepipe(["build", "--locked"], models.parent).code == 0
 
 
+def test_the_guide_to_publishing_can_be_followed(tmp_path):
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    guide = ROOT / "docs" / "guides" / "publish-an-expert.md"
+    here, there, commands = fences(guide, "bash")
+    (mergefile,) = fences(guide, "toml")
+    (tmp_path / "mergefile").write_text(mergefile, encoding="utf-8")
+    env = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    script = f"set -e\n{here}\n{there}\ncp {tmp_path}/mergefile Mergefile.toml\n{commands}"
+    result = run_process(["bash", "--norc", "-c", script], tmp_path, env)
+    assert result.code == 0, result.text
+    folder = tmp_path / "try" / "there"
+    again = json.loads(run_mergepipe(["build", "--json"], folder).stdout)["outputs"]["merged"]
+    assert again["state"] == "unchanged"
+    assert 0 < again["expert_bytes"]["planned"] <= 0.1 * again["expert_bytes"]["full"]
+    assert again["bound"]["kind"] == "certified"
+
+
 def commands_and_texts(page: Path) -> list[tuple[str, list[str]]]:
     """Return a page's bash blocks, each with what is shown behind it."""
     found: list[tuple[str, list[str]]] = []

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from mergepipe.cache.given import GivenCode
 from mergepipe.cache.sources import SourceIndex
+from mergepipe.checkpoints.standalone import GET_AGAIN
 from mergepipe.digest import format_digest
-from mergepipe.errors import PlanError
+from mergepipe.errors import PackError, PlanError
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
 if TYPE_CHECKING:
@@ -54,6 +55,14 @@ def checked_code(plan: OutputPlan, base: InputRef, expert: InputRef, index: Sour
         return None
     own = index.tensor(base.source, base.info)
     given = index.given.code(expert.source, expert.info)
+    if given is not None and own == given.header.base_digest:
+        known = index.codes.header(index.codes.key(given.header.base_digest, given.header.expert_digest))
+        if known is not None and known != given.header.seal:
+            raise PackError(
+                f"`{given.header.path}` is no code of the expert that it names: that was coded here, and differs",
+                hint=GET_AGAIN,
+                path=given.header.path,
+            )
     if given is not None and own is not None and own != given.header.base_digest:
         whole, value = index.digest(base.source), index.given.standalone(expert.source)
         if whole is None or value is None or whole == value.base:  # that of the tensor is all that is known, or differs
