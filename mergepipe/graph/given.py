@@ -34,11 +34,14 @@ def check_bases(plan: OutputPlan, index: SourceIndex) -> None:
         if checkpoint.standalone is None:
             continue
         for tensor in plan.tensors:
-            if tensor.base is None or index.digest(tensor.base.source) == checkpoint.standalone.base:
+            base = tensor.base
+            if base is None or index.tensor(base.source, base.info) is None:
+                continue
+            if index.digest(base.source) == checkpoint.standalone.base:
                 continue
             for ref in tensor.experts:
                 if ref is not None and ref.source == source:
-                    checked_code(plan, tensor.base, ref, index)
+                    checked_code(plan, base, ref, index)
 
 
 def checked_code(plan: OutputPlan, base: InputRef, expert: InputRef, index: SourceIndex) -> GivenCode | None:

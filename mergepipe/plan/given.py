@@ -9,7 +9,8 @@ from mergepipe.plan.codes import may_be_coded
 from mergepipe.plan.facts import tensor_facts
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
 
-WORKING = "`linear`, `task_arithmetic`, `dare_linear` and others that need no numbers of whole tensors"
+WORKING = ("linear", "task_arithmetic", "dare_linear", "nearswap", "ram")
+"""The operators that merge from codes alone: they need no numbers of whole tensors, and have a base."""
 
 
 def given_errors(plan: OutputPlan) -> list[MergepipeError]:
@@ -34,14 +35,17 @@ def given_errors(plan: OutputPlan) -> list[MergepipeError]:
 def _reasons(plan: OutputPlan, tensor: TensorPlan, slot: int, ref: InputRef) -> Iterator[tuple[str, str]]:
     budget = plan.output.budget
     name = tensor.operator.signature.name
-    if slot == 0 or not tensor.is_expert(ref):
+    hint = f"operators that work: {', '.join(f'`{one}`' for one in WORKING)}"
+    if tensor.operator.ignores_base or tensor.base_source is None:
+        yield f"`{name}` without a base needs whole tensors, which are not there", hint
+    elif slot == 0 or not tensor.is_expert(ref):
         yield "it is no base", "give the checkpoint that it was packed against"
     elif budget is None or not budget.uses_levels:
         yield "it is read in levels alone", 'give the output a budget with `precision = "levels"`'
     elif tensor.decision is Decision.EQUAL:
         yield "a tensor that is copied must lie there exactly", "pack it again with this version of mergepipe"
     elif tensor.operator.reduces(tensor.prepared, tensor_facts(tensor, plan.geometry)):
-        yield f"`{name}` needs numbers of whole deltas, which are not there", f"operators that work: {WORKING}"
+        yield f"`{name}` needs numbers of whole deltas, which are not there", hint
     elif not may_be_coded(tensor, ref, plan.geometry):
         reason = "a delta against the base's tensor is all that it has, and the shapes of that and of the output differ"
         yield reason, "use the whole expert"

@@ -82,10 +82,10 @@ def plan_output(
         expert_blocks=0,
     )
     plan = _with_costs(plan)
+    raise_collected(given_errors(plan))
     refused = check_budget(plan)
     if refused is not None:
         raise refused
-    raise_collected(given_errors(plan))
     return with_sampling(settled(plan))
 
 
