@@ -57,7 +57,8 @@ def _bases(output: Output) -> Iterator[tuple[str, KeyPath]]:
 
 def _check_budget(name: str, output: Output, problems: Problems) -> None:
     """Record what is wrong with the budget of an output that has this progressive expert."""
-    budget, path = output.budget, ("outputs", output.name)
+    budget = output.budget
+    path: KeyPath = ("outputs", output.name)
     hint = _BUDGET.format(output.name)
     expert = f"expert {code(name)} is a progressive checkpoint"
     if budget is None:

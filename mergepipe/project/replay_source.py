@@ -242,8 +242,13 @@ def _as_declared(parsed: Mergefile, manifest: Manifest, base_dir: Path) -> Merge
 def _source(source: Source, location: Mapping[str, str] | None) -> Source:
     if location is None:
         return replace(source, path=_UNUSED)
-    keys = ("path", "progressive", "hub", "revision")
-    return replace(source, **{key: location.get(key) for key in keys})
+    return replace(
+        source,
+        path=location.get("path"),
+        progressive=location.get("progressive"),
+        hub=location.get("hub"),
+        revision=location.get("revision"),
+    )
 
 
 def _placed(output: Output, record: LockedOutput) -> Output:

@@ -57,7 +57,8 @@ def test_the_output_is_that_of_the_whole_experts_bit_for_bit(pair, operator):
         assert reports[1].digest == reports[0].digest
         assert reports[1].bound.kind == "certified"
         assert reports[1].bound.relative_to_update is None
-        assert reports[1].bound.absolute == pytest.approx(reports[0].bound.absolute, rel=1e-12)  # its margin goes by steps
+        # The margin for rounding goes by the number of steps.
+        assert reports[1].bound.absolute == pytest.approx(reports[0].bound.absolute, rel=1e-12)
 
 
 def test_the_bytes_that_are_read_stay_within_the_budget(pair):
