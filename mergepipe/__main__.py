@@ -9,8 +9,8 @@ import sys
 from typing import NoReturn
 
 INTERRUPTED = 130
-# Objects that are made until Python looks for cycles among them. There are few cycles, and of a large model's plan there
-# are millions of objects, which it would look through again and again: a fifth of the time.
+# Objects that are made until Python looks for cycles among them. There are few cycles, and a large model's plan has
+# millions of objects, which it would look through again and again: a fifth of the time.
 _COLLECT_EVERY = 100_000
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mergepipe.checkpoints.geometry import BlockGrid
 from mergepipe.digest import DIGEST_SIZE, digest_at
 from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
+from mergepipe.plan.access import EXACT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,8 +84,10 @@ def _forms(recipe: TensorRecipe, known: Sequence[bytes | None]) -> Array:
     common = layout.rows if tensor.common_rows is None else tensor.common_rows
     columns = [*_equal_inputs(recipe, known), rows, np.clip(common - first_rows, 0, rows)]
     if tensor.access is not None:
-        access = [np.frombuffer(levels, np.uint8) for levels in tensor.access.levels if levels is not None]
-        columns += [_padded(levels, layout.count) for levels in access]
+        read = [
+            levels.ljust(layout.count, _EXACT)[: layout.count] for levels in tensor.access.levels if levels is not None
+        ]
+        columns += [np.frombuffer(levels, np.uint8) for levels in read]
     return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
 
 

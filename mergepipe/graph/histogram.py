@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mergepipe.cache.progressive import CodePrices
 from mergepipe.errors import CacheError
 from mergepipe.graph.alike import alike_blocks, blocks_bytes
 from mergepipe.graph.blocks import TensorRecipe
@@ -17,7 +18,6 @@ from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 if TYPE_CHECKING:
     import numpy as np
 
-    from mergepipe.cache.progressive import CodePrices
     from mergepipe.cache.sources import SourceIndex
 
     Array = np.ndarray[Any, Any]

@@ -286,7 +286,7 @@ def _merged(first: Array, first_counts: Array, second: Array, second_counts: Arr
     """Return patterns, ascending, with the sums of their counts; each of the two has them ascending already."""
     if not first.size or not second.size:
         return (second, second_counts) if second.size else (first, first_counts)
-    places = np.searchsorted(first, second)
+    places: Array = np.searchsorted(first, second)
     known = first.take(places, mode="clip") == second
     if known.any():
         first_counts = first_counts.copy()

@@ -271,8 +271,8 @@ class GroupReads:
         if found is None:
             grids = [grid for grid in work.recipe.input_grids if grid is not None]
             moves.measured_bytes += sum(grid.nbytes for grid in grids)
-            for key in self._keys(work):
-                self._measured.setdefault(key, set()).update(range(self._group.inputs[key].grid.count))
+            for read in self._keys(work):
+                self._measured.setdefault(read, set()).update(range(self._group.inputs[read].grid.count))
             return
         missing = {(slot, s.plan.block) for s in found.statistics if not s.known for slot in s.plan.reads}
         for slot, block in missing:

@@ -77,7 +77,8 @@ def test_a_manifest_of_another_code_is_refused_before_anything_is_read(project, 
 
 
 @pytest.mark.parametrize(
-    ("what", "instead"), [("levels_version = 1", "levels_version = 2"), (" at level 3", " at level 2"), (" B, 3", " B, 2")]
+    ("what", "instead"),
+    [("levels_version = 1", "levels_version = 2"), (" at level 3", " at level 2"), (" B, 3", " B, 2")],
 )
 def test_a_lock_that_says_other_levels_is_noticed(project, what, instead):
     text = project.lock.read_text()

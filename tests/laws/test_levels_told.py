@@ -10,7 +10,6 @@ from support.levels import EXPERTS, SHAPES, levels_project, near
 
 from mergepipe.errors import MergefileError
 
-
 BYTES = 4 * sum(rows * (columns[0] if columns else 1) for rows, *columns in SHAPES.values())
 CODED = 4 * 2 * 96 * 64
 
