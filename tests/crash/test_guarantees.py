@@ -32,7 +32,8 @@ def test_a_test_that_is_named_is_there(file, test, slow):
 
 
 def test_every_line_of_the_tables_names_a_test():
-    rows = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ") and "proven by" not in line]
+    promises, _, _ = PAGE.read_text("utf-8").partition("## Measured")
+    rows = [line for line in promises.splitlines() if line.startswith("| ") and "proven by" not in line]
     rows = [line for line in rows if not line.startswith("| ---")]
     assert len(rows) > 25
     assert [row for row in rows if not NAMED.search(row)] == []
