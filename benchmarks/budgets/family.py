@@ -197,7 +197,7 @@ def table(operator: str, percent: int | None = None) -> str:
     """Return the table of an output, with a budget or without."""
     own, params = RECIPES[operator]
     listed = ", ".join(f'{{ source = "{name}", {own} }}' for name in EXPERTS)
-    budget = "" if percent is None else f'budget = {{ expert_reads = "{percent}%" }}\n'
+    budget = "" if percent is None else f'budget = {{ expert_reads = "{percent}%", precision = "blocks" }}\n'
     return f'operator = "{operator}"\nbase = "base"\nexperts = [{listed}]\n{params}{budget}'
 
 

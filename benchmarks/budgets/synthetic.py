@@ -41,7 +41,8 @@ class Bench:
     def table(self, budget: str | None, dtype: str = "bfloat16", stats: str = "full") -> str:
         """Return the table of the output."""
         listed = ", ".join(f'{{ source = "{name}", weight = {WEIGHT} }}' for name in self.experts)
-        own = "" if budget is None else f'budget = {{ expert_reads = "{budget}", stats = "{stats}" }}\n'
+        limit = f'budget = {{ expert_reads = "{budget}", stats = "{stats}", precision = "blocks" }}\n'
+        own = "" if budget is None else limit
         return (
             f'operator = "task_arithmetic"\nbase = "base"\nexperts = [{listed}]\n{own}write = {{ dtype = "{dtype}" }}\n'
         )

@@ -47,7 +47,7 @@ class Merge:
         lines += [f'base = "{self.base}"'] if self.base else []
         params = {**self.parameters, **self.ours}
         lines += [f"params = {_inline(params)}"] if params else []
-        lines += [f'budget = {{ expert_reads = "{self.budget}" }}'] if self.budget else []
+        lines += [f'budget = {{ expert_reads = "{self.budget}", precision = "blocks" }}'] if self.budget else []
         return "\n".join(lines) + "\n"
 
 

@@ -17,8 +17,7 @@ from mergepipe.cache.database import seal
 from mergepipe.errors import CacheError, PackError, StorageError, fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
-from mergepipe.progressive.levels import LEVELS, pack_key
-from mergepipe.progressive.pack import SUFFIX, read_header
+from mergepipe.progressive.levels import LEVELS, SUFFIX, pack_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,6 +52,7 @@ class CodeStore:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self.folder = catalog.layout.progressive
+        self._pending: dict[bytes, CodePrices] = {}
 
     def key(self, base: bytes, expert: bytes) -> bytes:
         """Return the key of the code of a delta, from the digests of both tensors."""
@@ -66,6 +66,8 @@ class CodeStore:
         """Return what the levels of a delta come to; None if that is not known."""
         import numpy as np
 
+        if key in self._pending:
+            return self._pending[key]
         rows = self._catalog.sealed_rows(
             "SELECT key, sizes, residuals, header, seal FROM codes WHERE key = ?", (key,)
         )
@@ -83,26 +85,37 @@ class CodeStore:
         return self.path(key).is_file()
 
     def record(self, key: bytes, header: PackHeader) -> CodePrices:
-        """Take down what a finished pack comes to."""
+        """Take down what a finished pack comes to; it is kept for good by the next `flush`.
+
+        What is lost before that is read again from the pack (`adopt`).
+        """
         import numpy as np
 
-        sizes, residuals = header.sizes.astype(np.int64), header.residuals.astype(np.float64)
-        packed, left = sizes.astype("<u4").tobytes(), np.ascontiguousarray(residuals, "<f8").tobytes()
-        columns = (key, packed, left, header.seal)
+        prices = CodePrices(
+            sizes=header.sizes.astype(np.int64), residuals=header.residuals.astype(np.float64), header=header.seal
+        )
+        self._pending[key] = prices
+        return prices
+
+    def flush(self) -> None:
+        """Record what was taken down, all of it together: a commit costs more than making a small pack."""
+        if not self._pending:
+            return
         with self._catalog.transaction() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO codes (key, sizes, residuals, header, seal) VALUES (?, ?, ?, ?, ?)",
-                (*columns, seal(*columns)),
-            )
-        crash_point("codes.recorded")
-        return CodePrices(sizes=sizes, residuals=residuals, header=header.seal)
+            for key, prices in self._pending.items():
+                columns = (key, *_packed(prices), prices.header)
+                db.execute(
+                    "INSERT OR REPLACE INTO codes (key, sizes, residuals, header, seal) VALUES (?, ?, ?, ?, ?)",
+                    (*columns, seal(*columns)),
+                )
+        self._pending = {}
 
     def forget(self, key: bytes) -> None:
         """Drop what is known of a pack."""
         with self._catalog.transaction() as db:
             db.execute("DELETE FROM codes WHERE key = ?", (key,))
 
-    def touch(self, key: bytes) -> None:
+    def note_use(self, key: bytes) -> None:
         """Note that a pack was read from: pruning removes those first that were not for longest.
 
         Where it cannot be noted, such as in a cache that may only be read, nothing is.
@@ -112,6 +125,8 @@ class CodeStore:
 
     def adopt(self, key: bytes) -> CodePrices | None:
         """Return the prices of a pack that lies there without a row, and take them down; None if there is none."""
+        from mergepipe.progressive.pack import read_header  # numpy comes with it
+
         try:
             header = read_header(self.path(key)) if self.has_pack(key) else None
         except (PackError, StorageError):
@@ -123,6 +138,8 @@ class CodeStore:
 
     def header(self, key: bytes) -> bytes | None:
         """Return the digest of the header of the pack whose prices are known; None if none are."""
+        if key in self._pending:
+            return self._pending[key].header
         rows = self._catalog.rows("SELECT header FROM codes WHERE key = ?", (key,))
         return rows[0][0] if rows else None
 
@@ -136,11 +153,12 @@ class CodeStore:
         """
         path = self.path(key)
         target = self._catalog.layout.quarantine / path.name
+        if not os.path.lexists(path):
+            return
         try:
             target.parent.mkdir(exist_ok=True)
             remove_tree(target)
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(path, target)  # noqa: PTH105
+            path.replace(target)
             crash_point("codes.quarantined")
         except OSError as error:
             raise CacheError(
@@ -159,3 +177,10 @@ class CodeStore:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             fail_storage(error, self.folder, "create")
+
+
+def _packed(prices: CodePrices) -> tuple[bytes, bytes]:
+    """Return sizes and residuals as the catalog has them."""
+    import numpy as np
+
+    return prices.sizes.astype("<u4").tobytes(), np.ascontiguousarray(prices.residuals, "<f8").tobytes()

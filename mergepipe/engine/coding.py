@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from mergepipe.cache.given import GivenCode
 from mergepipe.cache.progressive import CodePrices, CodeStore
-from mergepipe.engine.kernel import Array, Scratch, typed
 from mergepipe.engine.work import Group, Input, InputKey
 from mergepipe.errors import PackError, StorageError, fail_storage
-from mergepipe.progressive.encode import EncodedBlock, encode_block
-from mergepipe.progressive.header import PackHeader
-from mergepipe.progressive.levels import LEVELS
-from mergepipe.progressive.pack import PackWriter, read_header
 from mergepipe.reporting import Reporter
+
+if TYPE_CHECKING:
+    from mergepipe.engine.kernel import Array, Scratch
+    from mergepipe.progressive.encode import EncodedBlock
+    from mergepipe.progressive.header import PackHeader
+    from mergepipe.progressive.pack import PackWriter
+
+_OUT_OF_HANDLES = (errno.EMFILE, errno.ENFILE)
 
 CodeKey = tuple[InputKey, InputKey]
 """The code of a delta: the base's tensor and the expert's."""
@@ -56,6 +60,8 @@ class Coding:
             If the file system refuses.
         """
         codes.make_folder()
+        from mergepipe.progressive.pack import PackWriter  # numpy comes with it, as below
+
         writer = PackWriter(codes.folder, shape=expert.ref.info.shape, block_elements=block_elements)
         return cls(base=base, expert=expert, writer=writer)
 
@@ -78,20 +84,22 @@ class OpenPack:
     header: PackHeader
 
     @classmethod
-    def open(cls, path: Path) -> OpenPack:
-        """Open a pack and read its header.
+    def open(cls, path: Path, header: PackHeader | None = None) -> OpenPack:
+        """Open a pack and read its header, if that is not known from earlier.
 
         Raises
         ------
         PackError, StorageError
             If it is damaged, or not there.
         """
+        from mergepipe.progressive.pack import read_header
+
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             fail_storage(error, path, "read")
         try:
-            return cls(fd, read_header(path, fd))
+            return cls(fd, header or read_header(path, fd))
         except BaseException:
             os.close(fd)
             raise
@@ -115,6 +123,8 @@ class CodeInput:
         Set where a worker found the pack unfit: blocks are coded anew from the sources then.
     is_given
         Whether it is one of a progressive checkpoint, and not of the cache: it cannot be made again.
+    was_read
+        Set where a worker read from the pack.
     """
 
     base: Input
@@ -123,51 +133,69 @@ class CodeInput:
     open: Callable[[], OpenPack | None]
     is_damaged: bool = False
     is_given: bool = False
+    was_read: bool = False
     _pack: OpenPack | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _looked: bool = False
+    _readers: int = 0
 
     @property
     def key(self) -> CodeKey:
         """Its inputs' keys."""
         return self.base.key, self.expert.key
 
-    def pack(self) -> OpenPack | None:
-        """Return the pack, opened when it is first asked for; any thread may."""
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[OpenPack | None]:
+        """Open the pack for as long as workers read from it: where many packs are read, descriptors are few."""
         with self._lock:
-            if not self._looked:
-                self._pack, self._looked = self.open(), True
-            return self._pack
-
-    def close(self) -> None:
-        """Close the pack."""
-        with self._lock:
-            if self._pack is not None:
-                self._pack.close()
-            self._pack, self._looked = None, False
+            if self._readers == 0:
+                self._pack = self.open()
+            pack = self._pack
+            self._readers += 1
+            self.was_read |= pack is not None
+        try:
+            yield pack
+        finally:
+            with self._lock:
+                self._readers -= 1
+                if self._readers == 0 and pack is not None:
+                    pack.close()
 
 
 def opener(codes: CodeStore, stored: bytes) -> Callable[[], OpenPack | None]:
-    """Return what opens a pack in any thread: what the catalog knows of it is looked up here."""
+    """Return what opens a pack in any thread: what the catalog knows of it is looked up here.
+
+    Raises
+    ------
+    StorageError
+        When it is called, if the process has no descriptors left: that says nothing about the pack.
+    """
     path, known = codes.path(stored), codes.header(stored)
+    header: PackHeader | None = None
 
     def open_it() -> OpenPack | None:
+        nonlocal header
         try:
-            pack = None if known is None else OpenPack.open(path)
-        except (PackError, StorageError):
+            pack = None if known is None else OpenPack.open(path, header)
+        except PackError:
             return None
-        if pack is not None and pack.header.seal != known:
-            pack.close()
+        except StorageError as error:
+            if error.facts.get("errno") in _OUT_OF_HANDLES:
+                raise
             return None
-        return pack
+        if pack is None or pack.header.seal == known:
+            header = None if pack is None else pack.header
+            return pack
+        pack.close()
+        return None
 
     return open_it
 
 
 def let_go(group: Group, codes: CodeStore, reporter: Reporter) -> None:
-    """Close the packs that a group has read; those that were damaged are taken out of use, and that is said."""
+    """Note which packs a group has read; those that were damaged are taken out of use, and that is said."""
     for code in group.codes.values():
-        code.close()
+        if code.was_read and not code.is_damaged and not code.is_given:
+            codes.note_use(code.stored)
         if code.is_damaged:
             codes.quarantine(code.stored)
             reporter.warn(
@@ -198,14 +226,20 @@ def code_block(
     data
         The bytes of the base's and of the expert's block; None where they are known to be equal.
     """
+    from mergepipe.progressive.encode import encode_block, encode_zero
+
     if data is None:
-        return EncodedBlock(chunks=(b"",) * LEVELS, residuals=np.zeros(LEVELS))
+        return encode_zero()
     dtypes = (coding.base.ref.info.dtype, coding.expert.ref.info.dtype)
     return encode_block(delta_of(data, dtypes, scratch), coding.expert.grid.row_elements)
 
 
 def delta_of(data: tuple[memoryview, memoryview], dtypes: tuple[str, str], scratch: Scratch) -> Array:
     """Return the difference of two blocks: in float64 where either is, else in float32."""
+    import numpy as np
+
+    from mergepipe.engine.kernel import typed
+
     work = "float64" if "F64" in dtypes else "float32"
     base, expert = (typed(part, dtype) for part, dtype in zip(data, dtypes, strict=True))
     delta = scratch.tile("delta", work, expert.size)

@@ -129,8 +129,6 @@ class Comparer:
                 self._reporter.advance(found.task.nbytes)
         finally:
             self._reporter.end()
-            for code in (code for group, _ in groups for code in group.codes.values()):
-                code.close()
         pairs = zip(squares.tolist(), largest.tolist(), strict=True)
         return Comparison(
             deviations=tuple(

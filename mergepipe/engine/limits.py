@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mergepipe.checkpoints.geometry import BlockGrid
 from mergepipe.errors import PlanError
 from mergepipe.graph.blocks import TensorRecipe
+from mergepipe.plan.codes import coded_slots, read_codes
 from mergepipe.plan.values import OutputPlan
 from mergepipe.units import format_bytes
 
@@ -26,6 +27,20 @@ _FIXED_BYTES = 90 << 20
 # What a tensor takes in plan, graph, work and manifest, measured on a model of 100,000 tensors from three sources.
 _TENSOR_BYTES = 9_000
 _WIDE_BYTES = 1 << 20  # a worker's tile buffers and temporaries per input
+# What a worker needs to code deltas, and to decode them, beside what grows with the block: measured 1.9 and 1.2 MiB.
+_CODING_BYTES = 4 << 20
+# Of an element of a block that is being coded: its delta, the base widened, and copies of units that are not zero. Of
+# one in float64 it is twice as much.
+_CODED_ELEMENT = 20
+# The tables of one decoder, and what it keeps of a block.
+_DECODER_BYTES = 320 << 10
+# What a pack in the making, or one that is read, keeps of a block, and what writing or reading its header takes.
+_HEADER_BYTES = 2 * 308
+# What planning keeps of a block of an expert that may be read at several levels: prices, hull and order.
+_PRICED_BYTES = 700
+
+Member = tuple[OutputPlan, TensorRecipe]
+"""A tensor of an output."""
 
 
 def job_blocks(block_elements: int, block_bytes: int, workers: int, memory: int | None) -> int:
@@ -44,6 +59,34 @@ def job_blocks(block_elements: int, block_bytes: int, workers: int, memory: int 
     if memory is not None:
         blocks = max(1, min(blocks, memory // workers // max(1, block_bytes)))
     return blocks
+
+
+def group_blocks(
+    members: Sequence[Member], inputs: Sequence[BlockGrid], workers: int, memory: int | None
+) -> int:
+    """Return how many blocks a job of tensors takes that are worked on together; parameters as in `job_blocks`."""
+    grids = [*inputs, *(recipe.grid for _, recipe in members)]
+    elements = max(grid.block_rows * grid.row_elements for grid in grids)
+    coded = _coded(members)
+    if memory is not None:
+        memory = max(0, memory - workers * _making_bytes(members, coded))
+    return job_blocks(elements, sum(map(block_bytes, grids)) + sum(map(code_bytes, coded)), workers, memory)
+
+
+def code_bytes(grid: BlockGrid) -> int:
+    """Return what all stages of the code of a block take at most: 8 bits an element, scales, points and padding."""
+    elements = min(grid.block_rows, grid.rows) * grid.row_elements
+    return elements + elements // 16 + 1024
+
+
+def _coded(members: Sequence[Member]) -> list[BlockGrid]:
+    """Return the grids of the deltas that may be read from codes, each delta once."""
+    found: dict[tuple[str, str, str, str], BlockGrid] = {}
+    for plan, recipe in members:
+        for one in (*coded_slots(plan, recipe.tensor), *read_codes(plan, recipe.tensor).values()):
+            key = (one.base.source, one.base.info.name, one.expert.source, one.expert.info.name)
+            found[key] = one.expert.grid(plan.geometry)
+    return list(found.values())
 
 
 def block_bytes(grid: BlockGrid) -> int:
@@ -66,12 +109,12 @@ def pending_bytes(memory: int | None) -> int:
     return PENDING_BYTES if memory is None else max(1 << 20, min(PENDING_BYTES, memory // 16))
 
 
-def _members(plans: Sequence[OutputPlan]) -> dict[str, list[TensorRecipe]]:
+def _members(plans: Sequence[OutputPlan]) -> dict[str, list[Member]]:
     """Return by tensor name what is worked on together: what several outputs read is in memory once."""
-    members: dict[str, list[TensorRecipe]] = {}
+    members: dict[str, list[Member]] = {}
     for plan in plans:
         for tensor in plan.tensors:
-            members.setdefault(tensor.name, []).append(TensorRecipe.of(tensor, plan.geometry))
+            members.setdefault(tensor.name, []).append((plan, TensorRecipe.of(tensor, plan.geometry)))
     return members
 
 
@@ -85,10 +128,12 @@ def least_memory(plans: Sequence[OutputPlan]) -> tuple[int, str, int]:
         what is made of them. Where tensors have several passes, half of the limit is for what is kept between them.
     """
     found, reduces = (0, "", 0), False
-    for name, recipes in _members(plans).items():
+    for name, members in _members(plans).items():
+        recipes = [recipe for _, recipe in members]
         inputs = _inputs(recipes)
         # One buffer takes the results of all outputs in turn.
         made = max(_largest(recipe.grid) for recipe in recipes)
+        made += sum(map(code_bytes, _coded(members)))
         found = max(found, (sum(map(_largest, inputs)) + made, name, len(inputs)))
         reduces |= any(recipe.reduces for recipe in recipes)
     return found[0] * (2 if reduces else 1), found[1], found[2]
@@ -129,28 +174,46 @@ def peak_memory(plans: Sequence[OutputPlan], workers: int, memory: int | None) -
     members = _members(plans)
     workers = fitting_workers(plans, workers, memory)
     kept, waiting = hold_bytes(memory), pending_bytes(memory)
-    reduces = any(recipe.reduces for recipes in members.values() for recipe in recipes)
+    reduces = any(recipe.reduces for group in members.values() for _, recipe in group)
     if reduces and memory is not None:
         memory //= 2
-    largest, held = 0, [0]
-    for recipes in members.values():
+    largest, held, headers, priced = 0, [0], [0], 0
+    for group in members.values():
+        recipes, coded = [recipe for _, recipe in group], _coded(group)
         inputs = _inputs(recipes)
         grids = [*inputs, *(recipe.grid for recipe in recipes)]
-        elements = max(grid.block_rows * grid.row_elements for grid in grids)
-        blocks = min(job_blocks(elements, sum(map(block_bytes, grids)), workers, memory), max(g.count for g in grids))
+        blocks = min(group_blocks(group, inputs, workers, memory), max(grid.count for grid in grids))
         # One buffer takes the results of all outputs in turn.
         one = sum(min(blocks * block_bytes(grid), grid.nbytes) for grid in inputs)
         one += max(min(blocks * block_bytes(recipe.grid), recipe.grid.nbytes) for recipe in recipes)
+        one += max(_making_bytes(group, coded), _reading_bytes(coded, blocks))
         largest = max(largest, one + (len(inputs) + 1) * _WIDE_BYTES)
+        headers.append(sum(grid.count for grid in coded) * _HEADER_BYTES)
+        priced += sum(grid.count for grid in coded) * _PRICED_BYTES
         if any(recipe.reduces for recipe in recipes):
             size = sum(grid.nbytes for grid in inputs)
             held += [size] if size <= kept else []
     # What is kept between the passes over a tensor, of as many as have jobs in flight. Buffers are handed on to smaller
     # inputs, so that they may together be larger than what is kept in them: twice was never exceeded in measurements.
     keeps = min(2 * kept, sum(sorted(held)[-(JOBS_AHEAD * workers + 1) :]))
+    keeps += sum(sorted(headers)[-(JOBS_AHEAD * workers + 1) :]) + priced
     tensors = sum(len(plan.tensors) for plan in plans)
     reducing = waiting + _TABLE_BYTES if reduces else 0
     return _FIXED_BYTES + tensors * _TENSOR_BYTES + workers * largest + keeps + reducing
+
+
+def _making_bytes(members: Sequence[Member], coded: Sequence[BlockGrid]) -> int:
+    """Return what a worker needs to make the code of a block, beside the blocks themselves."""
+    slots = [slot for _, recipe in members for slot in recipe.tensor.slots if slot is not None]
+    each = _CODED_ELEMENT * (2 if any(slot.info.dtype == "F64" for slot in slots) else 1)
+    elements = max((min(grid.block_rows, grid.rows) * grid.row_elements for grid in coded), default=0)
+    return _CODING_BYTES + each * elements if coded else 0
+
+
+def _reading_bytes(coded: Sequence[BlockGrid], blocks: int) -> int:
+    """Return what a worker needs to read codes of a job's blocks and to decode them."""
+    found = sum(min(blocks, grid.count) * code_bytes(grid) + _DECODER_BYTES for grid in coded)
+    return found + (_CODING_BYTES if coded else 0)
 
 
 def _inputs(recipes: Sequence[TensorRecipe]) -> list[BlockGrid]:

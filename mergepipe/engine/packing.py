@@ -28,8 +28,8 @@ from mergepipe.fsio.reading import pread_into
 from mergepipe.operators.contract import BlockInputs
 from mergepipe.operators.norms import GramOfInputs
 from mergepipe.progressive.encode import EncodedBlock, encode_block
-from mergepipe.progressive.levels import LEVELS, MIN_ELEMENTS
-from mergepipe.progressive.pack import SUFFIX, PackWriter
+from mergepipe.progressive.levels import LEVELS, MIN_ELEMENTS, SUFFIX
+from mergepipe.progressive.pack import PackWriter
 from mergepipe.reporting import Reporter
 
 _RUN_BYTES = 4 << 20  # of one tensor, read by one task

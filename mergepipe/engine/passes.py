@@ -145,8 +145,6 @@ class GroupPasses:
         """Let go of what is unfinished, after an error or at the end."""
         for coding in self.codings:
             coding.writer.abandon()
-        for code in self.group.codes.values():
-            code.close()
 
     def _go_on(self, reducer: Reducer) -> bool:
         """Give a reduction what it asked for; return whether it asks for more."""

@@ -170,11 +170,11 @@ class Reader:
         """
         for number, (key, levels) in enumerate(needed.items()):
             code = self._group.codes[key]
-            pack = code.pack()
-            if pack is not None:
-                for stage in range(max(levels.values())):
-                    blocks = sorted(block for block, level in levels.items() if level > stage)
-                    self._read_stage(code, pack, stage, blocks, (number, stage))
+            with code.reading() as pack:
+                if pack is not None:
+                    for stage in range(max(levels.values())):
+                        blocks = sorted(block for block, level in levels.items() if level > stage)
+                        self._read_stage(code, pack, stage, blocks, (number, stage))
             damaged = [block for block, level in levels.items() if len(self._codes.get((key, block), ())) < level]
             if damaged:
                 code.is_damaged = True
@@ -222,10 +222,10 @@ class Reader:
         try:
             return BlockDecoder(self._codes[code, block][:level], (stop - first) * row, row)
         except PackError as error:
-            pack = self._group.codes[code].pack()
-            if pack is None:
-                raise
-            raise unfit(pack, error, f"block {block} cannot be decoded: ") from None
+            with self._group.codes[code].reading() as pack:
+                if pack is None:
+                    raise
+                raise unfit(pack, error, f"block {block} cannot be decoded: ") from None
 
     # --- what is in memory ----------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ byte that is read is compared with its digest.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,10 +104,9 @@ class RecomputingEngine(Engine):
         """
         maker, pool = GroupMaker(self._index, self._catalog, *self._shards([plan])), WorkerPool(self._options.workers)
         tensors = [tensor for tensor in plan.tensors if wanted.get(tensor.name)]
-        used: deque[Group] = deque()
         self._reporter.begin("rebuilding", sum(self._nbytes(plan, t, wanted[t.name]) for t in tensors))
         try:
-            for found in pool.run(_make, self._tasks(maker, plan, tensors, wanted, pool, used)):
+            for found in pool.run(_make, self._tasks(maker, plan, tensors, wanted, pool)):
                 self._reporter.advance(sum(block.nbytes for block in found))
                 yield from found
             self._record()  # the statistics that had to be taken
@@ -118,8 +116,6 @@ class RecomputingEngine(Engine):
         finally:
             self._reporter.end()
             pool.close()
-            for group in used:
-                _close_codes(group)
 
     def _nbytes(self, plan: OutputPlan, tensor: TensorPlan, blocks: Sequence[int]) -> int:
         layout = tensor.grid(plan.geometry)
@@ -132,22 +128,13 @@ class RecomputingEngine(Engine):
         tensors: Sequence[TensorPlan],
         wanted: Mapping[str, Sequence[int]],
         pool: WorkerPool,
-        used: deque[Group],
     ) -> Iterator[Job]:
         for tensor in tensors:
             group = maker.group([maker.work(plan, tensor)])
-            used.append(group)
-            if len(used) > pool.ahead + 1:  # its jobs are done: so many of later ones were started
-                _close_codes(used.popleft())
             count = self._job_blocks(group)
             passes = GroupPasses(group, self._index, self._store, HoldPool(0), count)
             reduce_now(passes, lambda jobs: pool.run(run_job, jobs))
             yield from (Job(group=group, start=s, stop=e) for s, e in _runs(wanted[tensor.name], count))
-
-
-def _close_codes(group: Group) -> None:
-    for code in group.codes.values():
-        code.close()
 
 
 def _runs(blocks: Sequence[int], most: int) -> Iterator[tuple[int, int]]:

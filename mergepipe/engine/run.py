@@ -40,7 +40,7 @@ from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.heap import keep_freed_memory
 from mergepipe.engine.hold import HoldPool
-from mergepipe.engine.limits import block_bytes, check_memory, fitting_workers, hold_bytes, job_blocks, pending_bytes
+from mergepipe.engine.limits import check_memory, fitting_workers, group_blocks, hold_bytes, pending_bytes
 from mergepipe.engine.meter import Meter, RunMeters
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
@@ -221,6 +221,7 @@ class Engine:
                 for group in groups
             ]
             self._run("coding", plans, passes, meters, pool)
+            self._record()
 
     def survey(self, plans: Sequence[OutputPlan]) -> Mapping[str, SurveyedOutput]:
         """Measure what the budgets of these outputs are planned from; nothing is merged.
@@ -331,9 +332,9 @@ class Engine:
 
     def _job_blocks(self, group: Group) -> int:
         """Return how many blocks a job takes: a read of good size, within the memory that is allowed."""
-        grids = [work.recipe.grid for work in group.works] + [source.grid for source in group.inputs.values()]
-        elements = max(grid.block_rows * grid.row_elements for grid in grids)
-        return job_blocks(elements, sum(map(block_bytes, grids)), self._workers, self._job_memory)
+        inputs = [source.grid for source in group.inputs.values()]
+        members = [(work.plan, work.recipe) for work in group.works]
+        return group_blocks(members, inputs, self._workers, self._job_memory)
 
     def _take(self, done: JobDone, run: RunMeters) -> None:
         """Enter a job's results."""
@@ -380,12 +381,12 @@ class Engine:
         self._index.flush()
         with self._catalog.transaction():
             self._store.flush()
+            self._codes.flush()
             for group in self._unrecorded.values():
                 for work in group.works:
                     if work.changed:
                         self._catalog.record_staged(work.shard.name, [work.staged()])
-        self._unrecorded = {}
-        self._recorded_at = time.monotonic()
+        self._unrecorded, self._recorded_at = {}, time.monotonic()
         crash_point("engine.tensor-recorded")
 
     def _record_what_is_finished(self) -> None:

@@ -62,7 +62,6 @@ RARE_CRASH_POINTS = (
     "pack.assembled",
     "pack.cleaned",
     "pack.recovered",
-    "codes.recorded",
     "codes.quarantined",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from mergepipe.dtypes import WRITE_DTYPES
 from mergepipe.mergefile.schema import (
@@ -163,7 +164,7 @@ def _budget(budget: Budget) -> Iterator[str]:
         yield f"max_error = {budget.max_error!r}"
     if budget.stats != "full":
         yield f"stats = {toml_string(budget.stats)}"
-    if budget.precision is not None:
+    if budget.uses_levels != replace(budget, precision=None).uses_levels:  # it is not what it is by default
         yield f"precision = {toml_string(budget.precision)}"
 
 

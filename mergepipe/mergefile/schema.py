@@ -120,8 +120,12 @@ class Budget:
 
     @property
     def uses_levels(self) -> bool:
-        """Whether blocks may be read as approximations (progressive codes), and not only exactly or not at all."""
-        return self.precision == "levels" and not self.is_full_read
+        """Whether blocks may be read as approximations (progressive codes), and not only exactly or not at all.
+
+        By default they may where deltas are read whole once: codes are made in the same pass.
+        """
+        precision = self.precision or ("levels" if self.stats == "full" else "blocks")
+        return precision == "levels" and not self.is_full_read
 
     def text(self) -> str:
         """Return it in words, as the lock has it: ``full``, ``25%``, ``1048576 B``, ``max_error 0.001``.

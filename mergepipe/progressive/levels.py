@@ -17,6 +17,8 @@ BLOCK_ELEMENTS = 2**18
 """Elements of a block in geometry 1."""
 MIN_ELEMENTS = 1 << 14
 """Smaller tensors are not coded: they cost next to nothing, and tables and header would weigh too much."""
+SUFFIX = ".planes"
+"""How names of packs end."""
 OMITTED = 0
 EXACT = 255
 """The level, as plans write it, at which a block is read from its source."""

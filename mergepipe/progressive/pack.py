@@ -36,13 +36,11 @@ from mergepipe.progressive.header import (
     parse_header,
     stated_header_bytes,
 )
-from mergepipe.progressive.levels import BLOCK_ELEMENTS, LEVELS, pack_key
+from mergepipe.progressive.levels import BLOCK_ELEMENTS, LEVELS, SUFFIX, pack_key
 from mergepipe.progressive.units import Units
 
 Array = npt.NDArray[Any]
 
-SUFFIX = ".planes"
-"""How names of packs end."""
 TEMPORARY_SUFFIX = ".planes-tmp"
 """How names end of files that a killed writer left; they begin with a dot, and nobody reads them."""
 _READ_ONLY = 0o444
@@ -97,7 +95,7 @@ class PackWriter:
                 raise InternalError(f"block {block} of a pack in `{self.folder}` is added twice")
             self._is_put[block] = True
         try:
-            with self._opened() as (fd, _):
+            with self._opened() if any(encoded.chunks) else contextlib.nullcontext((-1, None)) as (fd, _):
                 self._write(fd, block, encoded)
         except OSError as error:
             if not self._is_over:  # else it was abandoned meanwhile
@@ -107,11 +105,12 @@ class PackWriter:
     def _opened(self) -> Iterator[tuple[int, Path]]:
         """Open the file for as long as it is written to: many packs are made at once, and descriptors are few."""
         with self._lock:
-            if self._temporary is None:
-                if self._is_over:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder))
-                self._temporary = _new_file(self.folder)
-        fd = os.open(self._temporary, os.O_RDWR | os.O_CLOEXEC)
+            if self._temporary is not None:
+                fd = os.open(self._temporary, os.O_RDWR | os.O_CLOEXEC)
+            elif self._is_over:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder))
+            else:
+                fd, self._temporary = _new_file(self.folder)
         try:
             yield fd, self._temporary
         finally:
@@ -241,14 +240,13 @@ def _places(grid: PackGrid, start: int) -> list[_Places]:
     return places
 
 
-def _new_file(folder: Path) -> Path:
-    """Make a new hidden file, and return its path."""
+def _new_file(folder: Path) -> tuple[int, Path]:
+    """Make a new hidden file; return its descriptor and its path."""
     for number in _numbers:
         temporary = folder / f".{os.getpid()}-{number}{TEMPORARY_SUFFIX}"
         with contextlib.suppress(FileExistsError):
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            os.close(os.open(temporary, flags, 0o666))  # the umask takes from the mode what it takes
-            return temporary
+            return os.open(temporary, flags, 0o666), temporary  # the umask takes from the mode what it takes
     raise AssertionError("unreachable")
 
 

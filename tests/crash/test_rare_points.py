@@ -124,6 +124,7 @@ CASES = {
 OTHERS = {
     *("signature.written", "signature.renamed", "scratch.made", "replay.swapped", "sweep.scratch"),
     *("git.configured", "git.removed", "git.unlinked", "file.written", "file.renamed"),
+    *("planes.written", "planes.renamed", "codes.quarantined"),
 }
 
 

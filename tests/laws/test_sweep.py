@@ -35,7 +35,7 @@ def make(root, name="task_arithmetic", budget=None, dtype="float32"):
 
 def declare(project, name, budget=None, dtype="float32"):
     recipe = {"base": "base"} | RECIPES[name] | {"write": {"dtype": dtype}}
-    project.set_output("m", recipe | ({"budget": budget} if budget else {}))
+    project.set_output("m", recipe | ({"budget": {"precision": "blocks"} | budget} if budget else {}))
 
 
 def wide(project):

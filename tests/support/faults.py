@@ -191,7 +191,7 @@ DIR *fdopendir(int fd) {
     }
 STAT(stat,)
 STAT(stat64, 64)
-int close(int fd) { REAL(close); int e = fault_of_fd("close", fd); int done = real(fd); FAIL(e); return done; }
+int close(int fd) { REAL(close); int error = fault_of_fd("close", fd); int done = real(fd); FAIL(error); return done; }
 int statvfs(const char *a, struct statvfs *to) { REAL(statvfs); FAIL(fault("room", a)); return real(a, to); }
 int statvfs64(const char *a, struct statvfs64 *to) { REAL(statvfs64); FAIL(fault("room", a)); return real(a, to); }
 

@@ -130,7 +130,7 @@ def test_verify_json_is_the_report_alone(cli):
     result = cli("cache", "verify", "--dry-run", "--json")
     assert (result.code, result.stderr) == (1, "")
     report = json.loads(result.stdout)
-    assert list(report) == ["path", "ok", "dry_run", "packs", "catalog", "problems", "seconds"]
+    assert list(report) == ["path", "ok", "dry_run", "packs", "codes", "catalog", "problems", "seconds"]
     assert report["problems"][0] == {
         "kind": "pack", "where": "packs/ab.safetensors", "message": "its header is damaged", "repair": "moved away"
     }  # fmt: skip

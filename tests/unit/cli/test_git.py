@@ -349,7 +349,11 @@ EDITS = [
     (', "code"]', "]", "outputs.left.experts: math, code -> math"),
     ('base = "base"\n', 'base = "base"\npath = "out"\n', 'outputs.left.path: "build/left" -> "out"'),
     ('base = "base"\n', 'base = "base"\npublish = false\n', "outputs.left.publish: none -> false"),
-    ('base = "base"\n', 'base = "base"\nbudget = { expert_reads = "25%" }\n', 'outputs.left.budget: "full" -> "25%"'),
+    (
+        'base = "base"\n',
+        'base = "base"\nbudget = { expert_reads = "25%" }\n',
+        'outputs.left.budget: "full" -> "25% in levels"',
+    ),
     ('base = "base"\n', 'base = "base"\nwrite = { dtype = "bf16" }\n', 'outputs.left.write.dtype: none -> "bfloat16"'),
     ("[outputs.left]", "[outputs.other]", "outputs.other: none -> "),
     ('base = "base"\n', 'base = "base"\nrules = [{ match = "x", params = { lambda = 2 } }]\n', "outputs.left.rules[0]"),
