@@ -20,8 +20,8 @@ JOBS_AHEAD = 3
 HOLD_BYTES = 192 << 20
 # What new statistics may take before they are written, where no limit is set.
 PENDING_BYTES = 1 << 25
-# What a reduction keeps of decoded tables of magnitudes (`operators.magnitudes`), with the table that it looks at.
-_TABLE_BYTES = 12 << 20
+# What a reduction keeps of decoded tables of magnitudes (`operators.ranks`): joined, and as they are being joined.
+_TABLE_BYTES = 24 << 20
 # The interpreter with numpy, networkx and the catalog, measured on an empty project; for the estimate only.
 _FIXED_BYTES = 90 << 20
 # What a tensor takes in plan, graph, work and manifest, measured on a model of 100,000 tensors from three sources.
