@@ -6,6 +6,7 @@ import pytest
 from support.budgets import percent
 from support.checkpoints import random_tensors
 from support.cli import run_mergepipe
+from support.levels import levels_project
 from support.projects import SmallProject
 from unit.cli.reported import fake_report
 
@@ -292,3 +293,22 @@ def test_roles_and_names_reach_a_screen_reader(shown):
         if role != "table":  # a table has the name of the region around it
             assert all(name for kind, name in found if kind == role), role
     assert ("heading", "Budget and bound") in found
+
+
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_the_map_of_levels_fits_and_says_its_scale(screen, tmp_path, width, dark):
+    project = levels_project(tmp_path / "project", "15%")
+    project.build()
+    path = tmp_path / "levels.html"
+    path.write_text(page(project.open().report().outputs["m"]), encoding="utf-8")
+    screen.open(path)
+    screen.resize(width, dark=dark)
+    assert screen.overflow() <= 0
+    figure = "document.getElementById('map-levels-title').closest('figure')"
+    scale = screen.run(f"[...{figure}.querySelectorAll('.scale li')].map((one) => one.textContent)")
+    assert scale == ["nothing", *map(str, range(1, 8)), "exact"]
+    assert screen.run(f"{figure}.querySelector('.scale').scrollWidth <= {figure}.querySelector('.scale').clientWidth")
+    titles = screen.run(f"[...{figure}.querySelectorAll('.cell title')].map((one) => one.textContent)")
+    assert any(": level " in title for title in titles)
+    assert any(title.endswith(": exact") for title in titles)
+    assert screen.complaints == []

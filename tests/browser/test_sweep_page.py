@@ -63,3 +63,15 @@ def test_the_figures_are_those_of_the_sweep(opened):
         "[...document.querySelectorAll('section:last-of-type tbody tr')].map((row) => row.cells[0].textContent)"
     )
     assert [row.removesuffix(" *") for row in rows] == [point.budget for point in report.points]
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_levels_are_drawn_beside_whole_blocks_and_said(opened, width):
+    shown = opened(levels=True)
+    shown.resize(width)
+    assert shown.overflow() <= 0
+    titles = shown.run("[...document.querySelectorAll('#legend li')].map((one) => one.textContent)")
+    kinds = ["bound", "expected", "measured"]
+    assert titles == [*kinds, *(f"{kind} in levels" for kind in kinds)]
+    assert shown.run("document.querySelectorAll('#chart .levels .line').length") == 3
+    assert "in levels: reads" in shown.run("document.getElementById('chart-status').textContent")
