@@ -289,7 +289,7 @@ def test_a_lock_of_a_newer_mergepipe_is_not_merged(repository, tmp_path):
     text = render_lock(lock())
     for name, content in {
         "base": text,
-        "ours": text.replace("revision = 0", "revision = 1\nnews = 1"),
+        "ours": text.replace("revision = 0", "revision = 2\nnews = 1"),
         "theirs": render_lock(lock(left="2")),
     }.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
