@@ -90,8 +90,8 @@ def _levels(output: PlannedOutput, *, verbose: bool) -> Iterator[str]:
         yield from fact(shortened(plain(name), _NAME), counts, indent="    ")
     if output.codes is not None and output.codes["bytes"]:
         missing = output.codes["missing"]
-        gone = [f"{format_bytes(missing)} of them are gone: made again where they are read"] if missing else []
-        yield from fact("codes", [f"{format_bytes(output.codes['bytes'])} in the cache", *gone])
+        gone = [f"{format_bytes(missing)} gone: made again where they are read"] if missing else []
+        yield from fact("codes", [f"{format_bytes(output.codes['bytes'] - missing)} in the cache", *gone])
 
 
 def _expert_row(name: str, expert: PlannedExpert, *, verbose: bool) -> list[str]:

@@ -170,8 +170,21 @@ def _tensor_problems(tensor: ManifestTensor, locked: LockedTensor, manifest: Man
     experts = len(manifest.output.experts if sliced is None else sliced.experts)
     if tensor.levels is not None and len(tensor.levels) != experts * count:
         yield f"{len(tensor.levels)} access levels for {experts} experts of {count} blocks"
+    yield from _level_problems(tensor, locked, manifest)
     if locked.read > locked.total:
         yield f"{locked.read} of {locked.total} expert blocks are read"
+
+
+def _level_problems(tensor: ManifestTensor, locked: LockedTensor, manifest: Manifest) -> Iterator[str]:
+    """Yield where the counts of levels are not those of the access: blocks that carry nothing of their own miss."""
+    if locked.levels is None:
+        return
+    if manifest.output.levels_version is None:
+        yield "it has levels, and the output no `levels_version`"
+    access = tensor.levels or b""
+    for level, count in locked.levels.blocks.items():
+        if level != LEVEL_EXACT and count > access.count(level):
+            yield f"{count} expert blocks at level {level}, and its access has {access.count(level)}"
 
 
 def _file_problems(manifest: Manifest) -> Iterator[str]:

@@ -9,7 +9,8 @@ from mergepipe.digest import DIGEST_SIZE, format_digest
 from mergepipe.engine.results import FinishedOutput, FinishedTensor
 from mergepipe.errors import LockError, MergepipeError, ReplayError
 from mergepipe.lockfile.manifest_records import Manifest, ManifestTensor
-from mergepipe.lockfile.records import LockedOutput
+from mergepipe.lockfile.records import LockedOutput, LockedTensor
+from mergepipe.lockfile.writer import levels_text
 from mergepipe.project.replay_compare import NAMED
 from mergepipe.project.replay_index import blocks_text, differing_blocks
 from mergepipe.publish.sidefiles import SideFile
@@ -72,6 +73,11 @@ def record_errors(made: LockedOutput, record: LockedOutput) -> Iterator[Mergepip
         for was, now in zip(record.tensors, made.tensors, strict=True)
         if (was.read, was.total) != (now.read, now.total)
     ]
+    wrong += [
+        f"tensor `{was.name}`: {_levels(was)}, and it is {_levels(now)}"
+        for was, now in zip(record.tensors, made.tensors, strict=True)
+        if was.levels != now.levels
+    ]
     takes, said = made.expert_bytes_planned, record.expert_bytes_planned
     wrong += [f"{said:,} bytes of experts are read, and it is {takes:,}"] if takes != said else []
     for what in wrong[:NAMED]:
@@ -80,6 +86,10 @@ def record_errors(made: LockedOutput, record: LockedOutput) -> Iterator[Mergepip
             hint="the manifest contradicts itself; get it as it was written",
             output=record.name,
         )
+
+
+def _levels(tensor: LockedTensor) -> str:
+    return "no levels" if tensor.levels is None else levels_text(tensor.levels)
 
 
 def side_file_errors(files: Sequence[SideFile], record: LockedOutput) -> Iterator[MergepipeError]:

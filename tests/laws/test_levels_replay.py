@@ -48,7 +48,10 @@ def test_the_whole_is_verified_with_its_sources(built):
 
 
 def write(data, number, text):
+    """Give a tensor other levels, and take out the counts that would not agree with them."""
     data["tensors"][number]["access"] = {"levels": text}
+    for key in ("bytes", "levels"):
+        data["tensors"][number]["expert_blocks"].pop(key, None)
 
 
 HOSTILE = {
@@ -68,6 +71,32 @@ def test_levels_that_cannot_be_are_refused(project, tmp_path, what):
 def test_other_levels_than_those_that_were_read_are_noticed(project, tmp_path):
     edited(project, lambda d: write(d, 0, "BQUF" * 3), "m")
     assert "bytes of expert blocks" in refused(project, tmp_path / "empty", LockError, "m")[0].message
+
+
+def counted(data):
+    return data["tensors"][0]["expert_blocks"]
+
+
+CONTRADICTORY = {
+    "more blocks than the access has": lambda d: counted(d)["levels"].update({"3": 9}),
+    "a level that the access has not": lambda d: counted(d)["levels"].update({"7": 1}),
+    "levels without a version": lambda d: d["output"].pop("levels_version"),
+}
+
+
+@pytest.mark.parametrize("what", CONTRADICTORY)
+def test_counts_that_contradict_the_access_are_no_manifest(project, tmp_path, what):
+    edited(project, CONTRADICTORY[what], "m")
+    message = refused(project, tmp_path / "empty", LockError, "m")[0].message
+    assert "expert blocks at level" in message or "no `levels_version`" in message
+
+
+@pytest.mark.parametrize("change", [{"bytes": 5}, {"levels": {"3": 3}}])
+def test_counts_that_the_result_does_not_bear_out_are_noticed(project, tmp_path, change):
+    edited(project, lambda d: counted(d).update(change), "m")
+    message = refused(project, tmp_path / "empty", LockError, "m")[0].message
+    assert "at level" in message
+    assert "and it is" in message
 
 
 def test_a_manifest_of_another_code_is_refused_before_anything_is_read(project, tmp_path):

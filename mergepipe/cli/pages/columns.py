@@ -167,12 +167,21 @@ def legend(report: SweepReport) -> Iterator[str]:
     yield "expected: if what is left out were orthogonal"
     if any(point.precision == "levels" for point in report.all_points):
         yield "in levels: the first bits of nearly every block, before any is read exactly"
+    if any(map(_is_rounded, report.all_points)):
+        yield "deviations are of weights as they are stored: their rounding is in no bound"
     if "none" in kinds:
         yield f"{_NEVER}: no bound is known for this operator"
     if "estimated" in kinds:
         yield "~: an estimate, the norms were sampled"
     if any(map(report.is_own, report.all_points)):
         yield "*: the budget of the Mergefile"
+
+
+def _is_rounded(point: SweepPoint) -> bool:
+    """Return whether the rounding to the dtype of the output is more than all that the bound allows for."""
+    found, bound = point.deviation, point.bound.absolute
+    length = None if found is None else found.length.absolute
+    return length is not None and bound is not None and length > bound
 
 
 def _losses(report: SweepReport) -> Iterator[str]:
