@@ -203,8 +203,8 @@ def _code_bytes(plan: OutputPlan, index: SourceIndex) -> dict[str, int]:
     for tensor in plan.tensors:
         for coded in coded_slots(plan, tensor):
             digests = [index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert)]
-            if digests[0] is None or digests[1] is None:
-                continue  # nothing had to be measured
+            if digests[0] is None or digests[1] is None or coded.expert.coded_only:
+                continue  # nothing had to be measured, or it came with a progressive checkpoint
             key = index.codes.key(digests[0], digests[1])
             prices = index.codes.prices(key) if key not in known else None
             if prices is not None:
