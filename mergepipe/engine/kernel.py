@@ -146,6 +146,8 @@ def _tiles(
     length = TILE_ELEMENTS * (_STORED_FACTOR if cut.stored else 1)
     if cut.rowwise and not facts.splits_row:
         length = max(1, length // facts.row_elements) * facts.row_elements
+    elif unit := max((source.unit_elements for source in inputs if isinstance(source, BlockDecoder)), default=0):
+        length = max(1, length // unit) * unit  # what is decoded is written in place then
     work, dtype, non_finite = tensor.work, np.dtype(tensor.work), tensor.params.values["non_finite"] == "allow"
     first, memo, some_delta = recipe.start(block), dict[Any, Any](), any(delta[1:])
     for start in range(0, size, length):

@@ -22,7 +22,7 @@ from support.quick import every
 
 from mergepipe.checkpoints.geometry import GEOMETRY_1
 from mergepipe.errors import StorageError
-from mergepipe.progressive.pack import TEMPORARY_SUFFIX, check_pack
+from mergepipe.progressive.pack import TEMPORARY_SUFFIX, PackWriter, check_pack
 
 BUDGETS = """\
 
@@ -258,17 +258,15 @@ def test_a_build_that_is_given_up_leaves_nothing_open_and_nothing_half_made(proj
     before = descriptors()
     with monkeypatch.context() as patch:
         if how == "error":
-            from mergepipe.engine import coding
-
             seen = []
 
-            def failing(delta, row_elements, original=coding.encode_block):
-                seen.append(1)
+            def failing(writer, block, encoded, original=PackWriter.put):
+                seen.append(block)
                 if len(seen) == 3:
                     raise StorageError("no more")
-                return original(delta, row_elements)
+                original(writer, block, encoded)
 
-            patch.setattr(coding, "encode_block", failing)
+            patch.setattr(PackWriter, "put", failing)
             with pytest.raises(StorageError, match="no more"):
                 project.build()
         else:

@@ -51,7 +51,8 @@ def family(seed=0, *, shapes=None, dtypes=("BF16",) * 4, spread=1.0):
             rows = np.exp(rng.normal(0, spread, start.shape[:1] + (1,) * (start.ndim - 1)))
             delta = rng.normal(0, 0.004, start.shape) * rows * np.exp(rng.normal(0, spread))
             delta[: len(delta) // 5] *= number != 1  # equal rows: blocks and parts of blocks without a delta
-            found[expert][name] = (start + delta).astype(np.float32).astype(kinds[dtypes[number + 1]])
+            values = np.clip(start + delta, -6e4, 6e4)  # what F16 can hold
+            found[expert][name] = values.astype(np.float32).astype(kinds[dtypes[number + 1]])
     return found
 
 

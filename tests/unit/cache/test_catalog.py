@@ -325,7 +325,8 @@ def test_a_catalog_of_a_version_before_is_taken_over(catalog, version, script):
 def test_samples_that_lie_at_other_places_now_are_not_taken_over(catalog):
     columns = "id, path, block_elements, size, mtime_ns, ctime_ns, inode, header, read_at_ns, seal"
     file = f"INSERT INTO files ({columns}) VALUES (1, x'00', 64, 1, 1, 1, 1, x'00', 1, x'00')"
-    layout = with_version(catalog, 4, f"{file}; INSERT INTO samples VALUES (1, 'w', x'00', x'00', x'00')")
+    sample = "INSERT INTO samples VALUES (1, 'w', x'00', x'00', x'00')"
+    layout = with_version(catalog, 4, f"DROP TABLE codes; {file}; {sample}")
     again = Catalog(layout, 64, create=True)
     assert (again.count("samples"), again.count("files"), again.count("packs")) == (0, 1, 1)
     assert "taken over" in again.notice
