@@ -305,9 +305,7 @@ def with_version(catalog, version, script=""):
     return catalog.layout
 
 
-@pytest.mark.parametrize(
-    ("version", "script"), [(3, "DROP TABLE samples; DROP TABLE codes"), (4, "DROP TABLE codes")]
-)
+@pytest.mark.parametrize(("version", "script"), [(3, "DROP TABLE samples; DROP TABLE codes"), (4, "DROP TABLE codes")])
 def test_a_catalog_of_a_version_before_is_taken_over(catalog, version, script):
     layout = with_version(catalog, version, script)
     reader = Catalog(layout, 64, create=False)
