@@ -5,6 +5,7 @@ python -m benchmarks speed --rows linear,ties --rounds 3 --warm --mergekit VENV/
 python -m benchmarks flags --mergekit VENV/bin/python        # which of mergekit's flags are its best
 python -m benchmarks compare BEFORE.json AFTER.json          # are the ratios of two runs the same?
 python -m benchmarks render                                  # the page, from the figures that are there
+python -m benchmarks scale                                   # how plan and status grow with a model (benchmarks.scale)
 python -m benchmarks rows                                    # what `--rows` may name
 
 Without a command everything is measured. With --shape tiny it is a quick look, which leaves the page as it is.
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.scale.__main__ import main as scale
 from benchmarks.speed import compare, mergekit, report, rows, runner
 from benchmarks.speed.ground import Ground
 from benchmarks.speed.process import CommandError
@@ -32,6 +34,8 @@ COMMANDS = ("speed", "flags", "compare", "render", "rows")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of the commands; return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["scale"]:
+        return scale(words[1:])
     parser = _parser()
     named = bool(words) and words[0] in (*COMMANDS, "-h", "--help")
     options = parser.parse_args(words if named else ["speed", *words])

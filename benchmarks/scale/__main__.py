@@ -1,9 +1,9 @@
 """Measure how the costs of plan, status and sampling grow with a model, and put them into docs/benchmarks.md.
 
-python -m benchmarks.scale                        # 0.5B, 1B, 8B and 70B shapes, 8 experts; a few minutes
-python -m benchmarks.scale --shapes 0.5B,1B       # a quick look, which leaves figures and page as they are
-python -m benchmarks.scale --samples              # what runs of samples are worth where rows are long, by simulation
-python -m benchmarks.scale --render               # table and picture from benchmarks/scale/results.json
+python -m benchmarks scale                        # 0.5B, 1B, 8B and 70B shapes, 8 experts; a few minutes
+python -m benchmarks scale --shapes 0.5B,1B       # a quick look, which leaves figures and page as they are
+python -m benchmarks scale --samples              # what runs of samples are worth where rows are long, by simulation
+python -m benchmarks scale --render               # table and picture from benchmarks/scale/results.json
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.scale.measure import measure
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shapes", default=",".join(SCALE_SHAPES), help="which, separated by commas")
     parser.add_argument("--rounds", type=int, default=3)

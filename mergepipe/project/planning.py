@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
@@ -69,6 +69,10 @@ def plan_report(
     forecasts = build.outputs
     times = estimate_times(resolved, forecasts, recorded_seconds(catalog))
     memories = {plan.output.name: peak_memory([plan], workers, memory) for plan in resolved}
+
+    def run_memory(run: Sequence[OutputPlan]) -> int:
+        return memories[run[0].output.name] if len(run) == 1 else peak_memory(run, workers, memory)
+
     outputs = {
         plan.output.name: _planned_output(
             plan,
@@ -95,14 +99,7 @@ def plan_report(
             "index_bytes": build.total.index_bytes,
         },
         seconds=round(sum(known), 3) if len(known) == len(seconds) else None,
-        peak_memory_bytes=max(
-            (
-                memories[run[0].output.name] if len(run) == 1 else peak_memory(run, workers, memory)
-                for run in runs
-                if run
-            ),
-            default=0,
-        ),
+        peak_memory_bytes=max((run_memory(run) for run in runs if run), default=0),
         disks=tuple(
             DiskReport(
                 path=_shown(disk.path, plans.mergefile.root),
