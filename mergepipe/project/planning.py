@@ -100,17 +100,21 @@ def plan_report(
         },
         seconds=round(sum(known), 3) if len(known) == len(seconds) else None,
         peak_memory_bytes=max((run_memory(run) for run in runs if run), default=0),
-        disks=tuple(
-            DiskReport(
-                path=_shown(disk.path, plans.mergefile.root),
-                cache=disk.cache,
-                outputs=disk.outputs,
-                needed=disk.needed,
-                free=disk.free,
-                fits=disk.fits,
-            )
-            for disk in disk_space(plans, forecasts, catalog.layout.root)
-        ),
+        disks=_disks(plans, forecasts, catalog),
+    )
+
+
+def _disks(plans: Plans, forecasts: Mapping[str, Forecast], catalog: Catalog) -> tuple[DiskReport, ...]:
+    return tuple(
+        DiskReport(
+            path=_shown(disk.path, plans.mergefile.root),
+            cache=disk.cache,
+            outputs=disk.outputs,
+            needed=disk.needed,
+            free=disk.free,
+            fits=disk.fits,
+        )
+        for disk in disk_space(plans, forecasts, catalog.layout.root)
     )
 
 
