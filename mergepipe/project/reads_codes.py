@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import DIGEST_SIZE
-from mergepipe.engine.coding import CodeInput
 from mergepipe.engine.work import Group, Input, InputKey
 from mergepipe.graph.blocks import BlockPlan
 from mergepipe.graph.histogram import coded_prices
@@ -18,6 +17,8 @@ from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from mergepipe.engine.coding import CodeInput
 
     Array = np.ndarray[Any, Any]
 
