@@ -155,3 +155,11 @@ def test_the_bits_of_an_array_are_those_of_its_elements():
 )
 def test_the_bits_are_these_on_every_machine(function, x, bits):
     assert float(function(np.array(x))).hex() == bits
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 16])
+def test_the_numbers_of_a_block_do_not_depend_on_how_many_chunks_are_worked_on_together(at_once, monkeypatch):
+    data = arrays(3, 5 * CHUNK_ELEMENTS + 77)
+    want = run(data).values(GramOfValues(slots=(0, 1, 2)))
+    monkeypatch.setattr("mergepipe.operators.gram._CHUNKS_AT_ONCE", at_once)
+    assert run(data).values(GramOfValues(slots=(0, 1, 2))) == want

@@ -1,0 +1,93 @@
+"""Advice to the kernel: a few files open, closed at the end; whatever cannot be asked for is left to the reader."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mergepipe.checkpoints.geometry import GEOMETRY_1, grid
+from mergepipe.engine import ahead
+from mergepipe.engine.ahead import ReadAhead
+from mergepipe.engine.work import Group, Input, Job
+from mergepipe.fsio.durable import start_writeback
+
+
+def job_of(*paths, known=None, start=0, stop=1):
+    inputs = {}
+    for path in paths:
+        ref = SimpleNamespace(source="s", info=SimpleNamespace(offset=16))
+        source = Input(
+            key=(str(path), "t"), ref=ref, file=None, grid=grid("BF16", (4, 8), GEOMETRY_1), known=known
+        )
+        inputs[source.key] = source
+    return Job(group=Group(works=(), inputs=inputs), start=start, stop=stop)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    calls = []
+    monkeypatch.setattr(ahead, "advise", lambda fd, offset, count: calls.append((offset, count)))
+    return calls
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = [tmp_path / f"{number}.safetensors" for number in range(5)]
+    for path in paths:
+        path.write_bytes(bytes(100))
+    return paths
+
+
+def test_what_a_job_is_sure_to_read_is_asked_for(asked, files):
+    one = ReadAhead()
+    one.ask(job_of(*files[:2]))
+    one.close()
+    assert asked == [(16, 64), (16, 64)]
+
+
+def test_what_is_known_or_beyond_the_end_is_not_asked_for(asked, files):
+    one = ReadAhead()
+    one.ask(job_of(files[0], known=bytes(32)))
+    one.ask(job_of(files[0], start=1, stop=2))
+    one.close()
+    assert asked == []
+
+
+def test_a_file_that_is_gone_is_left_to_the_reader(asked, tmp_path):
+    one = ReadAhead()
+    one.ask(job_of(tmp_path / "gone"))
+    one.ask(job_of(tmp_path / "gone"))
+    one.close()
+    assert asked == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files by /proc")
+def test_few_files_stay_open_and_none_at_the_end(asked, files, monkeypatch):
+    monkeypatch.setattr(ahead, "_FILES", 2)
+    before = open_files()
+    one = ReadAhead()
+    for _ in range(2):
+        for path in files:
+            one.ask(job_of(path))
+    assert open_files() == before + 2
+    one.close()
+    assert open_files() == before
+    assert len(asked) == 10
+
+
+def test_writing_back_early_changes_no_byte(tmp_path):
+    data = os.urandom(100_000)
+    path = tmp_path / "file"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.pwrite(fd, data, 3)
+        start_writeback(fd, 3, len(data))
+        assert os.pread(fd, len(data), 3) == data
+    finally:
+        os.close(fd)
+    start_writeback(fd, 0, 1)  # advice about what is closed is no error
