@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
+from support.cli import run_mergepipe
 from support.levels import EXPERTS, levels_project
 
 from mergepipe.cli.explain import _lines as explain_lines
@@ -127,3 +129,48 @@ def test_an_output_that_is_up_to_date_reads_nothing_without_its_packs(tmp_path):
     built = project.build_one("m")
     assert (built.state, built.index_bytes_read, built.expert_bytes["read"]) == ("unchanged", 0, 0)
     assert list(project.cache.glob("progressive/*")) == []
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """Return a folder with locks and directories of three budgets: 15% and 25% in levels, and 25% in whole blocks."""
+    root = tmp_path_factory.mktemp("changed")
+    project = levels_project(root / "project", "15%")
+    for name, share, precision in (("old", "15%", "levels"), ("new", "25%", "levels"), ("blocks", "25%", "blocks")):
+        project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": share, "precision": precision}})
+        project.build()
+        shutil.copy(project.lock, root / f"{name}.lock")
+        shutil.copytree(project.folder("m"), root / name)
+    return root
+
+
+def test_the_difference_of_two_locks_says_levels(changed):
+    text = run_mergepipe(["diff", "old.lock", "new.lock"], changed).stdout
+    assert re.search(r"levels +6 at level 3, 2 at level 4, 10 at level 5, 3 exact -> 6 at level 5, ", text)
+    assert "moved" not in text
+    text = run_mergepipe(["diff", "new.lock", "blocks.lock"], changed).stdout
+    assert re.search(r'budget +"25% in levels" -> "25%"', text)
+    assert re.search(r"levels_version +1 -> none", text)
+    assert re.search(r"levels +6 at level 5, .* -> whole blocks", text)
+
+
+@pytest.mark.parametrize("option", [[], ["--format", "markdown"]])
+def test_the_difference_of_two_manifests_says_which_blocks_moved(changed, option):
+    text = run_mergepipe(["diff", "old", "new", *option], changed).stdout
+    assert "6 blocks from level 3 to level 5" in text
+    found = json.loads(run_mergepipe(["diff", "old", "new", "--json"], changed).stdout)["outputs"][0]
+    assert sum(move["blocks"] for move in found["moved_blocks"]) == 18
+    assert {"old": "3", "new": "5", "blocks": 6} in found["moved_blocks"]
+    by_tensor = [move for change in found["changes"] for move in change["moved_blocks"]]
+    assert sum(move["blocks"] for move in by_tensor) == 18
+
+
+def test_a_plan_says_which_codes_are_gone(tmp_path):
+    project = levels_project(tmp_path)
+    project.build()
+    assert "gone" not in "\n".join(plan_lines(project.open().plan(), str, verbose=False))
+    shutil.rmtree(project.cache / "progressive")
+    codes = project.open().plan().outputs["m"].codes
+    assert codes["missing"] == codes["bytes"] > 0
+    text = "\n".join(plan_lines(project.open().plan(), str, verbose=False))
+    assert re.search(r"codes +0 B in the cache, [0-9.]+ KB gone: made again where they are read", text)
