@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mergepipe.cache.progressive import CodePrices
 from mergepipe.errors import CacheError
-from mergepipe.graph.alike import alike_blocks, blocks_bytes
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.graph.inputs import slot_blocks
+from mergepipe.graph.prices import block_costs, first_equal
 from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.codes import Coded, read_codes
-from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
+from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,22 +56,62 @@ def tensor_histograms(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) 
     CacheError
         If the catalog has lost what a code comes to.
     """
-    if tensor.decision is not Decision.MERGE:
-        return tuple({} for _ in tensor.experts)
+    import numpy as np
+
     recipe = TensorRecipe.of(tensor, plan.geometry)
+    if tensor.decision is not Decision.MERGE or not recipe.facts.blocks:
+        return tuple({} for _ in tensor.experts)
     known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
-    codes = {slot: _cumulated(coded_prices(coded, index)) for slot, coded in read_codes(plan, tensor).items()}
-    found: list[list[Histogram]] = [[] for _ in tensor.slots]
-    for alike in alike_blocks(recipe, known):
-        count = len(alike.blocks)
-        for slot in alike.plan.omitted:
-            found[slot].append({OMITTED: LevelCount(blocks=count, bytes=0)})
-        for slot, level in alike.plan.decodes:
-            size = int(codes[slot][level - 1][list(alike.blocks)].sum())
-            found[slot].append({level: LevelCount(blocks=count, bytes=size)})
-        for slot in _exact_experts(recipe, alike.plan.block, alike.plan.reads):
-            found[slot].append({EXACT: LevelCount(blocks=count, bytes=_stored_bytes(recipe, slot, alike.blocks))})
-    return tuple(added(histograms) for histograms in found[1:])
+    own = first_equal(recipe, known) == np.arange(len(tensor.experts))[:, None]
+    costs, codes = block_costs(recipe), read_codes(plan, tensor)
+    return tuple(
+        {}
+        if ref is None or not any(map(tensor.is_expert, ref.stored))
+        else _histogram(
+            _levels(recipe, number, ref),
+            own[number],
+            costs[number],
+            coded_prices(codes[number + 1], index) if number + 1 in codes else None,
+        )
+        for number, ref in enumerate(tensor.experts)
+    )
+
+
+def _levels(recipe: TensorRecipe, expert: int, ref: InputRef) -> Array:
+    """Return the level of each merged block that an expert has, uint8."""
+    import numpy as np
+
+    access, count = recipe.tensor.access, min(recipe.facts.blocks, ref.grid(recipe.geometry).count)
+    row = access.levels[expert] if access is not None else None
+    return np.full(count, EXACT, np.uint8) if row is None else np.frombuffer(row, np.uint8)[:count]
+
+
+def _histogram(levels: Array, own: Array, costs: Array, prices: CodePrices | None) -> Histogram:
+    """Return the histogram of one expert, of blocks that are left out or that have content of their own.
+
+    Parameters
+    ----------
+    levels
+        Per block that the expert has.
+    own, costs
+        Per merged block whether its content is its own, and what the exact one takes.
+    """
+    import numpy as np
+
+    count = len(levels)
+    counted = own[:count] | (levels == OMITTED)
+    stages = None if prices is None else np.cumsum(prices.sizes, axis=0)
+    found = {}
+    for level in np.unique(levels[counted]).tolist():
+        at = np.flatnonzero(counted & (levels == level))
+        if level == OMITTED:
+            size = 0
+        elif level == EXACT or stages is None:
+            size = int(costs[at].sum())
+        else:
+            size = int(stages[level - 1, at].sum())
+        found[level] = LevelCount(blocks=at.size, bytes=size)
+    return found
 
 
 def coded_prices(coded: Coded, index: SourceIndex) -> CodePrices:
@@ -99,32 +139,3 @@ def coded_prices(coded: Coded, index: SourceIndex) -> CodePrices:
             tensor=coded.expert.info.name,
         )
     return found
-
-
-def _cumulated(prices: CodePrices) -> Array:
-    """Return the bytes of each level of each block."""
-    import numpy as np
-
-    return np.cumsum(prices.sizes, axis=0)
-
-
-def _exact_experts(recipe: TensorRecipe, block: int, reads: Sequence[int]) -> Sequence[int]:
-    """Return the slots among these that are blocks of experts and paid for."""
-    tensor = recipe.tensor
-    if not recipe.merged_rows(block):
-        return ()
-    return [
-        slot
-        for slot in reads
-        if slot and (ref := tensor.slots[slot]) is not None and any(tensor.is_expert(part) for part in ref.stored)
-    ]
-
-
-def _stored_bytes(recipe: TensorRecipe, slot: int, blocks: Sequence[int]) -> int:
-    """Return the bytes of blocks of an expert; of what an adapter applies to where that is an expert's."""
-    tensor, ref = recipe.tensor, recipe.tensor.slots[slot]
-    stored = ref if ref is None or ref.lora is None else ref.lora.on
-    if stored is None or not tensor.is_expert(stored):
-        return 0
-    grid = stored.grid(recipe.geometry)
-    return blocks_bytes(grid, [block for block in blocks if block < grid.count])
