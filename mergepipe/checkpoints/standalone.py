@@ -32,6 +32,7 @@ FOLDER = "tensors"
 FORMAT = 1
 GET_AGAIN = "get the progressive checkpoint again from where it came"
 _LARGEST = 1 << 30
+_LONGEST = 300  # of what somebody else's record says in a message
 _RANK = 64
 _LIMIT = 2**63
 _PACK = re.compile(r"[0-9]{5,9}\.planes", re.ASCII)
@@ -206,7 +207,7 @@ def parse_record(data: bytes, place: Place) -> Standalone:
     try:
         return _checked(record, place)
     except LockError as error:  # from the digests
-        raise _bad(place, f"is wrong: {error.message}") from None
+        raise _bad(place, f"is wrong: {error.message[:_LONGEST]}") from None
 
 
 def _bad(place: Place, what: str) -> SourceError:
@@ -234,6 +235,10 @@ def _checked(record: _Record, place: Place) -> Standalone:
             raise _bad(place, f"names a file {quote(name)}, expected a name such as `exact.safetensors`")
     if len(set(record.exact)) != len(record.exact):
         raise _bad(place, "names a file twice")
+    for name in record.files:
+        parts = name.split("/")
+        if "\0" in name or not is_encodable(name) or any(part in ("", ".", "..") for part in parts):
+            raise _bad(place, f"names a file {quote(name[:_LONGEST])}, which is none of its folder")
     expert = parse_digest(record.expert)
     if source_digest((name, tensor.digest) for name, tensor in tensors.items()) != expert:
         raise _bad(place, "is wrong: the digest of the expert does not follow from those of its tensors")

@@ -3,15 +3,17 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from laws.test_levels import GEOMETRY, budget, distance, family, make
 from support.budgets import levels, with_budget
 from support.every_operator import RECIPES
-from support.projects import Messages, SmallProject
+from support.projects import Messages, Reads, SmallProject
 from support.standalone import lock_without_places, other_machine, packed, planes, resealed, spoil
 
+from mergepipe.checkpoints.geometry import GEOMETRY_1
 from mergepipe.checkpoints.progressive import open_standalone
 from mergepipe.digest import format_digest
 from mergepipe.errors import (
@@ -29,6 +31,7 @@ from mergepipe.project.pack import PackOptions, pack
 from mergepipe.reporting import SilentReporter
 
 EXPERTS = ("e1", "e2", "e3")
+FAMILY = Path(__file__).parents[2] / "examples" / "family"
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +64,20 @@ def test_the_output_is_that_of_the_whole_experts_bit_for_bit(pair, operator):
         assert reports[1].bound.absolute == pytest.approx(reports[0].bound.absolute, rel=1e-12)
 
 
-def test_the_bytes_that_are_read_stay_within_the_budget(pair):
+def test_the_bytes_that_are_read_stay_within_the_budget(pair, monkeypatch):
     whole, there = pair
+    reads = Reads(monkeypatch)
     there.set_output("m", RECIPES["task_arithmetic"] | {"base": "base"})
     full = sum(whole.source_file(name).stat().st_size for name in EXPERTS)
     for share in (3, 12, 30, 60):
         shutil.rmtree(there.cache, ignore_errors=True)
+        reads.clear()
         report = with_budget(there, budget(share)).build_one("m")
         assert report.expert_bytes["read"] == report.expert_bytes["planned"] <= share / 100 * full
+        files = [path.resolve() for name in EXPERTS for path in planes(there.root / there.sources[name])]
+        behind = {path: read_header(path).nbytes for path in files}
+        chunks = [stop - start for path, start, stop in reads.ranges if path in behind and start >= behind[path]]
+        assert 0 < sum(chunks) <= report.expert_bytes["read"]  # the rest lies there exactly
         headers = sum(path.stat().st_size for name in EXPERTS for path in planes(there.root / there.sources[name]))
         assert report.index_bytes_read < headers + there.source_file("base").stat().st_size
 
@@ -114,6 +123,23 @@ def test_every_dtype_can_be_packed(tmp_path, dtypes):
         project.build()
     assert levels(there) == levels(whole)
     assert raw(there) == raw(whole)
+
+
+@pytest.mark.parametrize("share", [10, 25])
+def test_a_trained_family_gives_the_same_bytes(tmp_path, share):
+    project = SmallProject(tmp_path / "here", GEOMETRY_1)
+    for name in ("base", "expert-python", "expert-c", "expert-legal"):
+        shutil.copytree(FAMILY / name, tmp_path / "here" / name)
+        project.sources[name] = name
+    experts = [{"source": name, "weight": 0.3} for name in project.sources if name != "base"]
+    recipe = {"operator": "task_arithmetic", "base": "base", "experts": experts, "budget": budget(share)}
+    project.set_output("m", recipe)
+    there = other_machine(project, tmp_path / "there", [expert["source"] for expert in experts])
+    full = project.build_one("m").expert_bytes["full"]
+    report = there.build_one("m")
+    assert levels(there) == levels(project)
+    assert raw(there) == raw(project)
+    assert report.expert_bytes["read"] <= share / 100 * full
 
 
 def test_special_values_and_odd_tensors_lie_there_exactly(tmp_path):
@@ -318,6 +344,9 @@ def test_other_damage_is_named(there, kind):
         ('"name":"model.embed_tokens.weight"', '"name":"model.norm.weight"'),
         ('"tensors":[', '"tensors":{},"more":['),
         ('"base":"b3:', '"base":"b4:'),
+        ('"files":{', '"files":{"../x":"b3:' + "0" * 64 + '",'),
+        ('"files":{', '"files":{"/etc/passwd":"b3:' + "0" * 64 + '",'),
+        ('"files":{', '"files":{"a\\u0000b":"b3:' + "0" * 64 + '",'),
     ],
 )
 def test_a_hostile_record_is_refused(there, old, new):
