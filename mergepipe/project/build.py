@@ -177,7 +177,10 @@ def _reasons(
 ) -> tuple[str, ...]:
     if known is None:
         return ("it was not built here before",)
-    cold = [source for source, pin in source_pins(plan, index).items() if pin is None]
+    pins = source_pins(plan, index)
+    cold = [source for source, pin in pins.items() if pin is None]
+    if not cold and plan.is_pending:  # what is known of all of them, and was another content, is the reason
+        cold = [source for source, pin in pins.items() if pin != known.record.facts.sources.get(source)]
     if cold:
         return cold_reasons(cold, known.record, index, plans.stages, declared, _locations(plan, plans), target)
     if plan.is_pending:

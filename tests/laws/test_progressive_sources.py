@@ -115,7 +115,21 @@ def test_a_second_build_reads_nothing(pair):
     assert there.open().status().outputs["m"].state == "up-to-date"
 
 
-@pytest.mark.parametrize("dtypes", [("F32",) * 4, ("BF16", "F16", "F32", "BF16"), ("F64", "F64", "F32", "BF16")])
+MIXED = [("F32",) * 4, ("BF16", "F16", "F32", "BF16"), ("F64", "F64", "F32", "BF16")]
+
+
+def test_status_says_that_another_expert_was_packed(there, pair):
+    whole, _ = pair
+    there.build()
+    source, base = (whole.root / whole.sources[name] for name in ("e3", "base"))
+    packed(source, base, there.root / there.sources["e1"], GEOMETRY)
+    (reason,) = there.open().status().outputs["m"].reasons
+    assert reason.startswith("source `e1` has other content: b3:")
+    there.build()
+    assert there.open().status().outputs["m"].state == "up-to-date"
+
+
+@pytest.mark.parametrize("dtypes", MIXED)
 def test_every_dtype_can_be_packed(tmp_path, dtypes):
     whole = make(tmp_path / "here", share=8, sources=family(3, dtypes=dtypes))
     there = other_machine(whole, tmp_path / "there", EXPERTS)
