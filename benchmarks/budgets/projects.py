@@ -29,7 +29,8 @@ class ChoosingProject(SweptProject):
 
     def reading(self, name: str) -> Reading:
         """Return the reading order of an output; its deltas are measured, if they were not."""
-        return self._survey(self.mergefile.outputs[name], (), measure=False).reading
+        surveyed = self._survey(self.mergefile.outputs[name], {"blocks": ()}, measure=False)
+        return surveyed.curves["blocks"].reading
 
     def compared(self, reading: Reading, selections: Sequence[Selection]) -> Comparison:
         """Return how far the merges of some selections are from the full read; nothing is written."""

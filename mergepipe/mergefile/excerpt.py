@@ -165,7 +165,7 @@ def _budget(budget: Budget) -> Iterator[str]:
     if budget.stats != "full":
         yield f"stats = {toml_string(budget.stats)}"
     if budget.uses_levels != replace(budget, precision=None).uses_levels:  # it is not what it is by default
-        yield f"precision = {toml_string(budget.precision)}"
+        yield f'precision = "{"levels" if budget.uses_levels else "blocks"}"'
 
 
 def _write(output: Output) -> Iterator[str]:

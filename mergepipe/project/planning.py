@@ -73,18 +73,13 @@ def plan_report(
     def run_memory(run: Sequence[OutputPlan]) -> int:
         return memories[run[0].output.name] if len(run) == 1 else peak_memory(run, workers, memory)
 
-    outputs = {
-        plan.output.name: _planned_output(
-            plan,
-            forecasts[plan.output.name],
-            times[plan.output.name],
-            memories[plan.output.name],
-            _cold_bytes(plan, plans, index),
-            measured.get(plan.output.name),
-            index,
+    outputs = {}
+    for plan in resolved:
+        name = plan.output.name
+        cold = _cold_bytes(plan, plans, index)
+        outputs[name] = _planned_output(
+            plan, forecasts[name], times[name], memories[name], cold, measured.get(name), index
         )
-        for plan in resolved
-    }
     made = [plan for plan in resolved if not forecasts[plan.output.name].unchanged]
     check_memory(made, memory)
     runs = [[plan for plan in level if not forecasts[plan.output.name].unchanged] for level in _levels(plans, prepared)]
