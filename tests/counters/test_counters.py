@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from support.budgets import percent
 from support.checkpoints import random_tensors, read_checkpoint
 from support.counters import Counters
 from support.projects import TINY, SmallProject, edit_tensor
@@ -230,7 +231,7 @@ def test_a_changed_parameter_takes_no_pass_of_statistics(project, counters, case
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_a_budget_reads_all_once_to_measure_and_then_what_it_buys(project, counters, case, share):
-    project.set_output("m", {"base": "base", **case.recipe, "budget": {"expert_reads": f"{share:.0%}"}})
+    project.set_output("m", {"base": "base", **case.recipe, "budget": percent(100 * share)})
     report = build(project, counters)
     # All blocks are of one size, so that the longest prefix within the budget is the largest number of blocks.
     read = math.floor(share * len(EXPERTS) * nbytes()) // BLOCK * BLOCK

@@ -90,7 +90,7 @@ def test_a_stack_of_slices_is_swept_like_any_other_output(tmp_path):
     report = project.open().sweep("m", ["30", "100"], measure=True, mapped=True)
     project.build()
     full = wide(project)
-    project.set_output("m", recipe | {"budget": {"expert_reads": "30%"}})
+    project.set_output("m", recipe | {"budget": {"expert_reads": "30%", "precision": "blocks"}})
     assert project.build_one("m").expert_bytes["planned"] == report.points[0].expert_bytes
     found = wide(project)
     distance = norm(found[n] - full[n] for n in full)
