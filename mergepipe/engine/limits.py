@@ -109,6 +109,17 @@ def pending_bytes(memory: int | None) -> int:
     return PENDING_BYTES if memory is None else max(1 << 20, min(PENDING_BYTES, memory // 16))
 
 
+def job_memory(plans: Sequence[OutputPlan], memory: int | None) -> int | None:
+    """Return how many bytes the buffers of jobs may take, None for no limit.
+
+    Where tensors have several passes, half of the limit is for what is kept between them.
+    """
+    if memory is None:
+        return None
+    reduces = any(recipe.reduces for members in _members(plans).values() for _, recipe in members)
+    return memory // 2 if reduces else memory
+
+
 def _members(plans: Sequence[OutputPlan]) -> dict[str, list[Member]]:
     """Return by tensor name what is worked on together: what several outputs read is in memory once."""
     members: dict[str, list[Member]] = {}

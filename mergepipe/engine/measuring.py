@@ -8,7 +8,6 @@ from mergepipe.cache.reserve import reserve
 from mergepipe.engine.contributions import ContributionPasses, TensorContributions, contributions_of
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.meter import Meter
-from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.run import Engine
 from mergepipe.engine.work import Group
 from mergepipe.plan.values import OutputPlan
@@ -32,7 +31,7 @@ class MeasuringEngine(Engine):
         """
         maker = GroupMaker(self._index, self._catalog, *self._shards([plan]))
         meters = {plan.output.name: Meter()}
-        pool = WorkerPool(self._options.workers)
+        pool = self._pool([plan])
         try:
             with reserve(self._catalog.layout):
                 self._load_blocks([plan])

@@ -40,7 +40,7 @@ from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.heap import keep_freed_memory
 from mergepipe.engine.hold import HoldPool
-from mergepipe.engine.limits import check_memory, fitting_workers, group_blocks, hold_bytes, pending_bytes
+from mergepipe.engine.limits import check_memory, fitting_workers, group_blocks, hold_bytes, job_memory, pending_bytes
 from mergepipe.engine.meter import Meter, RunMeters
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
@@ -156,6 +156,7 @@ class Engine:
             If it is too small for one.
         """
         check_memory(plans, self._options.memory)
+        self._job_memory = job_memory(plans, self._options.memory)
         self._workers = fitting_workers(plans, self._options.workers, self._options.memory)
         return WorkerPool(self._workers)
 
@@ -239,7 +240,7 @@ class Engine:
         shards, left = self._shards(plans)
         maker = GroupMaker(self._index, self._catalog, shards, left)
         meters = {plan.output.name: Meter() for plan in plans}
-        pool = WorkerPool(self._options.workers)
+        pool = self._pool(plans)
         try:
             with reserve(self._catalog.layout):
                 self._load_blocks(plans)
@@ -293,9 +294,6 @@ class Engine:
         pool: WorkerPool,
     ) -> None:
         """Bring groups through their passes, and count what that moves."""
-        groups = [one.group for one in passes]
-        if self._options.memory is not None and any(work.recipe.reduces for group in groups for work in group.works):
-            self._job_memory = self._options.memory // 2  # the other half is for what is kept between passes
         self._index.settle(_sources(plans))
         users: dict[str, str] = {}
         for plan in plans:
