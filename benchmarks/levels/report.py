@@ -65,7 +65,8 @@ def perplexities(found: Json) -> str:
         for operator, measured in found["operators"].items():
             full = measured["full"]
             yield (operator, "full", *(f"{full[domain]:.3f}" for domain in DOMAINS))
-            for name, row in sorted(measured["rows"].items(), key=_by_kind):
+            scored = ((name, row) for name, row in measured["rows"].items() if row["perplexity"])
+            for name, row in sorted(scored, key=_by_kind):
                 cells = (_next_to(row["perplexity"][domain], full[domain]) for domain in DOMAINS)
                 yield (operator, name.replace("-", ", ") + "%", *cells)
 

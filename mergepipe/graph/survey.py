@@ -7,7 +7,7 @@ out of a merge, its thresholds and coefficients are those of the full read.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mergepipe.cache.sources import SourceIndex
@@ -110,8 +110,17 @@ def _measured(
     return Measured(
         squares=found,
         gram=scattered(total_gram(packed, count), (0, *live), len(tensor.slots)),
-        influence=tensor.operator.influence(tensor.prepared, recipe.facts, reduction),
+        influence=_influence(recipe, reduction),
     )
+
+
+def _influence(recipe: TensorRecipe, reduction: Reduction | None) -> Influence:
+    """Return how deltas move a tensor. What a custom operator inherits is said of another `apply` than its own."""
+    operator = recipe.operator
+    found = operator.influence(recipe.tensor.prepared, recipe.facts, reduction)
+    classes = type(operator).__mro__
+    told, made = (next(n for n, one in enumerate(classes) if name in vars(one)) for name in ("influence", "apply"))
+    return replace(found, linear=False) if operator.code and told > made else found
 
 
 def known_survey(plan: OutputPlan, index: SourceIndex, store: StatisticStore, codes: CodeStore) -> Survey | None:

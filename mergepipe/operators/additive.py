@@ -110,7 +110,7 @@ class Linear(Operator):
         An omitted expert counts as the base, so the result moves by ``w_i / divisor (x_i - base)``, and the moves add.
         """
         shares = [weight / prepared.divisor for weight in prepared.coefficients]
-        return additive(shares, base=excess(shares))
+        return additive(shares, base=excess(shares), linear=True)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the only expert where it enters with factor 1; see `Operator.copied_input`."""
@@ -189,7 +189,8 @@ class TaskArithmetic(Operator):
 
         The result is linear in the deltas, with coefficients that depend on none of them.
         """
-        return additive(prepared.scale * weight / prepared.divisor for weight in prepared.coefficients)
+        coefficients = (prepared.scale * weight / prepared.divisor for weight in prepared.coefficients)
+        return additive(coefficients, linear=True)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where no delta is left; see `Operator.copied_input`."""
@@ -241,7 +242,7 @@ class Passthrough(Operator):
 
     def influence(self, prepared: Prepared, facts: TensorFacts, reduction: Reduction | None = None) -> Influence:
         """Return the factor, exactly: ``scale x`` moves by ``scale (x - base)``. See `Operator.influence`."""
-        return additive(prepared.coefficients, base=excess(prepared.coefficients))
+        return additive(prepared.coefficients, base=excess(prepared.coefficients), linear=True)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the expert where its factor is 1; see `Operator.copied_input`."""

@@ -163,7 +163,7 @@ class ArceeFusion(Operator):
         An element is the base or moves by its delta. The threshold is that of the full read, and the divergence of a
         row depends on that row alone; so what is read of the expert gives what it gives in the full read.
         """
-        return additive(prepared.coefficients, base=None, linear=False)
+        return additive(prepared.coefficients, base=None)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where the delta is zero; see `Operator.copied_input`."""

@@ -47,7 +47,7 @@ class Influence:
     linear: bool = False
 
 
-def additive(coefficients: Iterable[float], *, base: float | None = 0.0, linear: bool = True) -> Influence:
+def additive(coefficients: Iterable[float], *, base: float | None = 0.0, linear: bool = False) -> Influence:
     """Return the influence of deltas that enter the result with these coefficients, each on its own.
 
     Parameters
@@ -56,7 +56,7 @@ def additive(coefficients: Iterable[float], *, base: float | None = 0.0, linear:
         What the base enters with beyond once, where the result is that of coefficients times whole deltas; None where
         it is not: where elements of the deltas are dropped, or the coefficients differ within a tensor.
     linear
-        Whether what is dropped, if anything, follows from the elements' places alone.
+        As in `Influence`: only whoever has looked at it may say so.
     """
     values = tuple(coefficients)
     combination = None if base is None else (base, *values)

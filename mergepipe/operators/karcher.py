@@ -136,7 +136,7 @@ class Karcher(Operator):
         An omitted checkpoint counts as the base, with the coefficient that it has.
         """
         coefficients = prepared.coefficients if reduction is None else reduction.value
-        return additive(coefficients, base=excess(coefficients))
+        return additive(coefficients, base=excess(coefficients), linear=True)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return a single checkpoint; see `Operator.copied_input`."""

@@ -168,7 +168,7 @@ class ModelStock(Operator):
             count = len(prepared.experts)
             return Influence(factors=tuple(abs(value) / count for value in prepared.coefficients), kind="none")
         share = 0.0 if reduction is None else reduction.value
-        return additive(share if live else 0.0 for live in prepared.live)
+        return additive((share if live else 0.0 for live in prepared.live), linear=True)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where no delta is left; see `Operator.copied_input`."""

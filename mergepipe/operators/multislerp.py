@@ -178,8 +178,9 @@ class MultiSlerp(Operator):
         """Return the coefficients of the full read, exactly: additive, as they are given. See `Operator.influence`."""
         assert isinstance(prepared, MultiSlerpPrepared)
         if reduction is not None:
-            return additive(reduction.value)
-        return additive(1.0 if index == prepared.lone else 0.0 for index in range(len(prepared.coefficients)))
+            return additive(reduction.value, linear=True)
+        lone = (1.0 if index == prepared.lone else 0.0 for index in range(len(prepared.coefficients)))
+        return additive(lone, linear=True)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return a lone expert, and the base where no delta is left; see `Operator.copied_input`."""

@@ -107,7 +107,7 @@ class NearSwap(Operator):
 
         An element moves by ``w |x - base|`` with ``w`` at most 1, whatever the others do.
         """
-        return additive(prepared.coefficients, base=None, linear=False)
+        return additive(prepared.coefficients, base=None)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base where the delta is zero; see `Operator.copied_input`."""

@@ -186,12 +186,12 @@ class NuSlerp(Operator):
         """
         assert isinstance(prepared, NuSlerpPrepared)
         if not all(prepared.live):
-            return additive(1.0 if value else 0.0 for value in prepared.coefficients)
+            return additive((1.0 if value else 0.0 for value in prepared.coefficients), linear=True)
         if reduction is None:
             return Influence(factors=tuple(map(abs, prepared.coefficients)), kind="none")
         if isinstance(reduction.value[0], float):
-            return additive(reduction.value)
-        return additive((float(abs(weights).max()) for weights in reduction.value), base=None)
+            return additive(reduction.value, linear=True)
+        return additive((float(abs(weights).max()) for weights in reduction.value), base=None, linear=True)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the only expert with a weight, and the base where no delta is left; see `Operator.copied_input`."""

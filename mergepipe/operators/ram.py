@@ -147,7 +147,7 @@ class Ram(Operator):
         if reduction is not None:
             owns = tuple(f if live else 0.0 for f, live in zip(reduction.value, prepared.live, strict=True))
         if sum(prepared.live) <= 1:
-            return additive(owns, base=None, linear=False)
+            return additive(owns, base=None)
         spread = tuple(max(owns) if live else 0.0 for live in prepared.live)
         return Influence(factors=owns, kind="mean", spread=spread)
 

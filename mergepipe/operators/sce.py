@@ -187,7 +187,7 @@ class Sce(Operator):
         assert isinstance(prepared, ScePrepared)
         weights = reduction.value.weights if reduction is not None else prepared.coefficients
         if sum(prepared.live) <= 1 or (reduction is not None and reduction.value.nothing):
-            return additive(weights, linear=False)
+            return additive(weights)
         spread = tuple(ROOT_OF_2 if live else 0.0 for live in prepared.live)
         return Influence(factors=tuple(weights), kind="mean", spread=spread)
 

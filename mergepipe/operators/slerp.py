@@ -155,7 +155,7 @@ class Slerp(Operator):
             blend: Blend = reduction.value
             weight = blend.other
             base = 0.0 if blend.base is None else excess((blend.base, blend.other))
-        return additive((weight if value else 0.0 for value in prepared.coefficients), base=base)
+        return additive((weight if value else 0.0 for value in prepared.coefficients), base=base, linear=True)
 
     def copied_input(self, prepared: Prepared, present: tuple[bool, ...]) -> int | None:
         """Return the base at t = 0, the other checkpoint at t = 1; see `Operator.copied_input`."""

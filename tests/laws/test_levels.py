@@ -398,3 +398,37 @@ def test_the_lock_says_that_a_budget_is_in_levels(tmp_path):
     project = make(tmp_path, share=20)
     project.build()
     assert read_lock(project.lock).outputs[0].budget == "20% in levels"
+
+
+HARD = """\
+import numpy as np
+from mergepipe.operators.additive import TaskArithmetic
+from mergepipe.operators.influence import additive
+
+
+class Hard(TaskArithmetic):
+    def apply(self, inputs, prepared, reduction=None):
+        out = inputs.base.copy()
+        for index, weight in enumerate(prepared.coefficients):
+            if inputs.has(index):
+                delta = inputs.delta(index, 0)
+                out += np.where(np.abs(delta) > 0.004, np.float32(weight) * delta, 0)
+        return out
+"""
+
+
+def test_a_custom_class_that_inherits_what_is_said_of_another_apply_is_not_taken_as_linear(tmp_path):
+    project = make(tmp_path)
+    (tmp_path / "ops.py").write_text(HARD, encoding="utf-8")
+    text = project.mergefile.read_text(encoding="utf-8").replace('operator = "task_arithmetic"', 'operator = "hard"')
+    text += '[operators.hard]\npython = "ops.py:Hard"\n'
+
+    def build(more=""):
+        project.mergefile.write_text(text.replace('base = "base"', f'base = "base"{more}'), encoding="utf-8")
+        return project.build_one("m", allow_custom=True)
+
+    build()
+    full = project.tensors("m")
+    report = build('\nbudget = { expert_reads = "30%", precision = "levels" }')
+    assert codes_of(project)
+    assert distance(full, project.tensors("m")) <= report.bound.absolute
