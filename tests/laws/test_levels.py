@@ -429,6 +429,7 @@ def test_a_custom_class_that_inherits_what_is_said_of_another_apply_is_not_taken
 
     build()
     full = project.tensors("m")
-    report = build('\nbudget = { expert_reads = "30%", precision = "levels" }')
-    assert codes_of(project)
-    assert distance(full, project.tensors("m")) <= report.bound.absolute
+    for share in (40, 60, 80):
+        report = build(f'\nbudget = {{ expert_reads = "{share}%", precision = "levels" }}')
+        assert codes_of(project)
+        assert distance(full, project.tensors("m")) <= report.bound.absolute
