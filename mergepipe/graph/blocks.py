@@ -137,7 +137,7 @@ def plan_block(
     omitted, coded = _inexact(tensor, block, digests) if merged else ((), {})
     seen = [None if slot in omitted else digest for slot, digest in enumerate(digests)]
     for slot, level in coded.items():
-        seen[slot] = code_digest(digests[0], digests[slot], level)
+        seen[slot] = code_digest(digests[0], digests[slot], level, recipe.grid.row_elements)
     if merged == 0:  # beyond the rows that all sources have
         seen = [digests[0], *(None for _ in tensor.experts)]
     anchored = bool(omitted or coded) and not tensor.uses_base

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mergepipe.cache.given import GivenCode
 from mergepipe.cache.sources import SourceIndex
-from mergepipe.checkpoints.standalone import GET_AGAIN
+from mergepipe.checkpoints.place import GET_AGAIN
 from mergepipe.digest import format_digest
 from mergepipe.errors import PackError, PlanError
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
@@ -69,19 +69,17 @@ def checked_code(plan: OutputPlan, base: InputRef, expert: InputRef, index: Sour
     if given is not None and own is not None and own != given.header.base_digest:
         whole, value = index.digest(base.source), index.given.standalone(expert.source)
         if whole is None or value is None or whole == value.base:  # that of the tensor is all that is known, or differs
-            raise _other_base(plan, base, expert, f"its tensor `{base.info.name}`", given.header.base_digest, own)
-        raise _other_base(plan, base, expert, f"`{base.source}`", value.base, whole)
+            raise _other_base(plan, base, expert, f"tensor `{base.info.name}` ", given.header.base_digest, own)
+        raise _other_base(plan, base, expert, "", value.base, whole)
     return given
 
 
-def _other_base(
-    plan: OutputPlan, base: InputRef, expert: InputRef, what: str, packed: bytes, here: bytes
-) -> PlanError:
+def _other_base(plan: OutputPlan, base: InputRef, expert: InputRef, part: str, packed: bytes, here: bytes) -> PlanError:
     return PlanError(
         f"output `{plan.output.name}`: the progressive checkpoint `{expert.source}` was packed against another base"
         f" than `{base.source}`\n"
-        f"  packed against {format_digest(packed)}\n"
-        f"  {what} is {format_digest(here)}",
+        f"  {part}that it was packed against: {format_digest(packed)}\n"
+        f"  {part}of `{base.source}`: {format_digest(here)}",
         hint="give the base that it was packed against, or get one that was packed against this base",
         output=plan.output.name,
         source=expert.source,

@@ -51,7 +51,7 @@ def block_key(
     return record_digest("merge-block", key, reduction, position)
 
 
-def code_digest(base: bytes | None, expert: bytes | None, level: int) -> bytes:
+def code_digest(base: bytes | None, expert: bytes | None, level: int, row_elements: int) -> bytes:
     """Return what stands for an approximation of an expert's block: the code follows from the content of both blocks.
 
     Parameters
@@ -60,8 +60,10 @@ def code_digest(base: bytes | None, expert: bytes | None, level: int) -> bytes:
         Block digests of the same rows.
     level
         How many stages of the code are read.
+    row_elements
+        Of the tensor: scales go by rows.
     """
-    return record_digest("code-block", CODE_VERSION, level, base, expert)
+    return record_digest("code-block", CODE_VERSION, level, row_elements, base, expert)
 
 
 def statistic_recipe(statistic: Statistic, tensor: TensorPlan, row_elements: int) -> bytes:

@@ -114,6 +114,17 @@ def _measured(
     )
 
 
+def _share_codes(prices: LevelPrices, same: Array) -> None:
+    """Take codes from blocks whose content another expert has that has no code: what is shared has one level.
+
+    Such an expert has more rows than the base, say, and the same ones as far as the base has any.
+    """
+    import numpy as np
+
+    experts, blocks = np.nonzero((same != np.arange(len(same))[:, None]) & (prices.sizes[-1] == 0))
+    prices.sizes[:, same[experts, blocks], blocks] = 0
+
+
 def _influence(recipe: TensorRecipe, reduction: Reduction | None) -> Influence:
     """Return how deltas move a tensor. What a custom operator inherits is said of another `apply` than its own."""
     operator = recipe.operator
@@ -200,6 +211,8 @@ def budget_tensor(
     first = first_equal(recipe, known)
     costs[first < 0] = 0  # zero deltas
     same = np.where(first < 0, np.arange(len(first))[:, None], first)
+    if prices is not None:
+        _share_codes(prices, same)
     squares, exact = measured.squares, None
     if given:
         squares, exact = squares.copy(), np.ones(len(squares), np.bool_)

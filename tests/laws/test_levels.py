@@ -433,3 +433,20 @@ def test_a_custom_class_that_inherits_what_is_said_of_another_apply_is_not_taken
         report = build(f'\nbudget = {{ expert_reads = "{share}%", precision = "levels" }}')
         assert codes_of(project)
         assert distance(full, project.tensors("m")) <= report.bound.absolute
+
+
+@pytest.mark.parametrize("order", [("e1", "longer"), ("longer", "e1")])
+def test_an_expert_with_more_rows_and_the_same_ones_as_another_shares_its_blocks(tmp_path, order):
+    sources = family()
+    longer = {name: array.copy() for name, array in sources["e1"].items()}
+    table = longer["model.embed_tokens.weight"]
+    longer["model.embed_tokens.weight"] = np.concatenate([table, table[:7]])
+    experts = [{"source": name, "weight": 0.5} for name in order]
+    recipe = {"experts": experts, "params": {"rows": "common"}}
+    project = make(tmp_path, sources=sources | {"longer": longer}, **recipe)
+    project.build()
+    full = project.tensors("m")
+    report = with_budget(project, budget(30)).build_one("m")
+    assert codes_of(project)
+    assert report.expert_bytes["read"] <= report.expert_bytes["planned"] <= 0.3 * report.expert_bytes["full"]
+    assert distance(full, project.tensors("m")) <= report.bound.absolute * (1 + 1e-5) + 1e-4
