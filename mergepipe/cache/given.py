@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mergepipe.checkpoints.checkpoint import Checkpoint, CheckpointFile
 from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.checkpoints.place import GET_AGAIN
 from mergepipe.checkpoints.safetensors import TensorInfo
-from mergepipe.checkpoints.standalone import GET_AGAIN, Standalone
+from mergepipe.checkpoints.standalone import Standalone
 from mergepipe.errors import PackError, StorageError, fail_storage
 from mergepipe.fsio.identity import FileIdentity
 
@@ -84,9 +85,17 @@ class GivenCodes:
             self._found[file.path] = GivenCode(source=source, file=file, header=header, squares=told.squares)
         return self._found[file.path]
 
-    def take_read(self) -> dict[str, int]:
-        """Return by source the bytes of the headers that were read since the last call."""
-        found, self._read = self._read, {}
+    def headers_read(self) -> dict[str, int]:
+        """Return by source the bytes of all headers that were read."""
+        found: dict[str, int] = {}
+        for code in self._found.values():
+            found[code.source] = found.get(code.source, 0) + code.header.nbytes
+        return found
+
+    def take_read(self, sources: Container[str]) -> dict[str, int]:
+        """Return by source the bytes of the headers of these that were read since the last call that asked for them."""
+        found = {source: count for source, count in self._read.items() if source in sources}
+        self._read = {source: count for source, count in self._read.items() if source not in sources}
         return found
 
     def _header(self, file: CheckpointFile, value: Standalone, info: TensorInfo) -> PackHeader:

@@ -96,15 +96,20 @@ class Pruning:
         Of what killed builds and damage left: staged and quarantined shards, a catalog that was set aside.
     statistic_bytes
         Of the statistics, 0 if they stay.
-    kept_bytes
-        Of packs, codes and statistics that stay.
+    kept
+        The bytes of ``packs``, ``codes`` and ``statistics`` that stay.
     """
 
     packs: tuple[PrunedPack, ...]
     codes: tuple[PrunedPack, ...]
     leftover_bytes: int
     statistic_bytes: int
-    kept_bytes: int
+    kept: Mapping[str, int]
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of all that stays."""
+        return sum(self.kept.values())
 
     @property
     def removed_bytes(self) -> int:
@@ -138,16 +143,15 @@ def plan_prune(catalog: Catalog, limits: PruneLimits) -> Pruning:
             packs.append(_pruned(layout, file, files.get(file, 0), reason))
             left -= files.get(file, 0)
     taken = statistic_bytes(catalog)
-    codes, kept = _pruned_codes(catalog, limits, left + taken, oldest)
-    left += kept
-    too_much = limits.max_bytes is not None and left + taken > limits.max_bytes  # together
+    codes, coded = _pruned_codes(catalog, limits, left + taken, oldest)
+    too_much = limits.max_bytes is not None and left + coded + taken > limits.max_bytes  # together
     return Pruning(
         packs=tuple(packs),
         codes=codes,
         leftover_bytes=sum(sum(_sizes(folder, own).values()) for folder, own in _left_in(layout))
         + sum(_scraps(layout).values()),
         statistic_bytes=taken if too_much else 0,
-        kept_bytes=left + (0 if too_much else taken),
+        kept={"packs": left, "codes": coded, "statistics": 0 if too_much else taken},
     )
 
 
@@ -189,7 +193,8 @@ def prune(catalog: Catalog, limits: PruneLimits) -> Pruning:
     """Remove what `plan_prune` says.
 
     The catalog forgets a pack before its file is removed, so that it never names bytes that are not there. Published
-    outputs keep their bytes: they are links or copies. The caller holds the cache.
+    outputs keep their bytes: they are links or copies. What the catalog need not be told goes first: on a full disk
+    there is no room to tell it anything. The caller holds the cache.
 
     Raises
     ------
@@ -202,23 +207,32 @@ def prune(catalog: Catalog, limits: PruneLimits) -> Pruning:
             remove_tree(folder / name)
     for scrap in _scraps(layout):
         remove_tree(layout.root / scrap)
+    for code in pruning.codes:
+        if code.reason != "unreferenced":  # what it comes to stays known
+            _remove(layout.progressive / code.file)
+    for pack in pruning.packs:
+        if pack.reason == "unknown":
+            _remove(layout.packs / pack.file)
     catalog.drop_all_staged()
     for pack in pruning.packs:
         if pack.reason != "unknown":
             catalog.drop_pack(pack.file.removesuffix(_SUFFIX))
             crash_point("prune.forgotten")
-        if PACK_FILE.fullmatch(pack.file):  # a damaged row may name anything
-            remove_tree(layout.packs / pack.file)
-        crash_point("prune.removed")
+            if PACK_FILE.fullmatch(pack.file):  # a damaged row may name anything
+                _remove(layout.packs / pack.file)
     for code in pruning.codes:
         if code.reason == "unreferenced":
             CodeStore(catalog).forget(bytes.fromhex(code.file.removesuffix(".planes")))
             crash_point("prune.forgotten")
-        remove_tree(layout.progressive / code.file)
-        crash_point("prune.removed")
+            _remove(layout.progressive / code.file)
     if pruning.statistic_bytes:
         forget_statistics(catalog)
     return pruning
+
+
+def _remove(path: Path) -> None:
+    remove_tree(path)
+    crash_point("prune.removed")
 
 
 def _left_in(layout: CacheLayout) -> tuple[tuple[Path, re.Pattern[str]], ...]:

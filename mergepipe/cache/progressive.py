@@ -51,6 +51,7 @@ class CodeStore:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self.layout = catalog.layout
         self.folder = catalog.layout.progressive
         self._pending: dict[bytes, CodePrices] = {}
 

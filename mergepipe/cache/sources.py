@@ -15,6 +15,7 @@ from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.records import SourceFile, TensorDigests, TensorSamples
 from mergepipe.checkpoints.checkpoint import Checkpoint, CheckpointFile
 from mergepipe.checkpoints.geometry import Geometry
+from mergepipe.checkpoints.place import GET_AGAIN
 from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.digest import (
     DIGEST_SIZE,
@@ -24,7 +25,7 @@ from mergepipe.digest import (
     source_digest,
     tensor_digest,
 )
-from mergepipe.errors import SourceChangedError
+from mergepipe.errors import MergepipeError, PackError, SourceChangedError
 from mergepipe.fsio.identity import FileIdentity, settle
 
 _UNREAD = bytes(DIGEST_SIZE)
@@ -314,6 +315,19 @@ class SourceIndex:
                 state.samples, state.pending_samples = {}, set()
         self._digests.clear()
         self._fingerprints.clear()
+
+
+def other_content(source: str, info: TensorInfo, file: CheckpointFile) -> MergepipeError:
+    """Return the error for a tensor whose bytes are not what is known of it, in a file that seems to be the same."""
+    if not file.is_sealed:
+        return source_changed(source, file)
+    return PackError(
+        f"`{file.path}` of source `{source}` is damaged: tensor `{info.name}` is not what was packed",
+        hint=GET_AGAIN,
+        source=source,
+        tensor=info.name,
+        path=str(file.path),
+    )
 
 
 def source_changed(source: str, file: CheckpointFile) -> SourceChangedError:

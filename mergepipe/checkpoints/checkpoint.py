@@ -44,6 +44,8 @@ class CheckpointFile:
         Bytes before the data.
     header_digest
         Content digest of those bytes.
+    is_sealed
+        Whether it belongs to a progressive checkpoint, whose record says what it holds: other bytes are damage.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class CheckpointFile:
     identity: FileIdentity
     header_size: int
     header_digest: bytes
+    is_sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,17 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mergepipe.checkpoints.sniff import sniff
 from mergepipe.checkpoints.wording import quote
+from mergepipe.digest import content_digest
 from mergepipe.errors import SourceError
 
+GET_AGAIN = "get the progressive checkpoint again from where it came"
 _TEXT_LIMIT = 100_000_000
 FOLLOW_VARIABLE = "MERGEPIPE_FOLLOW_LINKS"
 """The environment variable that lets links lead out of a checkpoint's folder; ``1`` for yes."""
@@ -34,12 +36,16 @@ class Place:
         The folder as the user wrote it.
     is_named
         Whether the user named the file in it that is read, so that it may be a link to anywhere.
+    sealed
+        Of a progressive checkpoint: the digests of its small files, by name, as its record has them. Such a file that
+        is read must be there and have its digest; another one beside them is refused. None for any other folder.
     """
 
     label: str
     root: Path
     shown: str
     is_named: bool = False
+    sealed: Mapping[str, bytes] | None = None
 
     def show(self, name: str) -> str:
         """Return what messages call a file of the folder."""
@@ -131,13 +137,26 @@ def read_small(place: Place, name: str) -> bytes:
     Raises
     ------
     SourceError
-        If it cannot be read, or is larger than any side file.
+        If it cannot be read, is larger than any side file, or is not the one that was sealed.
     """
+    if place.sealed is not None and name in place.sealed and not os.path.lexists(place.root / name):
+        raise place.error("is gone: the record of the progressive checkpoint has it", name=name, hint=GET_AGAIN)
     with opened(place, name) as (fd, status):
         if status.st_size > _TEXT_LIMIT:
             raise place.error(f"is too large: {status.st_size:,} bytes", name=name)
         with open(fd, "rb", closefd=False) as file:
-            return file.read()
+            data = file.read()
+    if place.sealed is not None:
+        _check_sealed(place, name, place.sealed.get(name), data)
+    return data
+
+
+def _check_sealed(place: Place, name: str, digest: bytes | None, data: bytes) -> None:
+    if digest is None:
+        what, hint = "is not in the record of the progressive checkpoint", f"remove it, or {GET_AGAIN}"
+        raise place.error(what, name=name, hint=hint)
+    if content_digest(data) != digest:
+        raise place.error("is not what was packed: it is damaged, or was changed", name=name, hint=GET_AGAIN)
 
 
 def read_object(place: Place, name: str) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from mergepipe.checkpoints.checkpoint import CONFIG, Checkpoint, CheckpointFile, is_folder, open_file, renumbered
-from mergepipe.checkpoints.place import Place, opened, read_object
+from mergepipe.checkpoints.place import GET_AGAIN, Place, opened, read_object
 from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.checkpoints.standalone import (
     FOLDER,
-    GET_AGAIN,
     RECORD,
     Standalone,
     coded_info,
@@ -29,7 +29,8 @@ def open_standalone(path: Path, *, label: str, shown: str | None = None) -> Chec
         hint = "`mergepipe pack` makes one; the source of a whole checkpoint has a `path`"
         raise place.error(f"is no progressive checkpoint: it has no `{RECORD}`", hint=hint)
     value = read_record(place)
-    config = read_object(place, CONFIG) if os.path.lexists(place.root / CONFIG) else {}
+    has_config = CONFIG in value.files or os.path.lexists(place.root / CONFIG)
+    config = read_object(replace(place, sealed=value.files), CONFIG) if has_config else {}
     files, tensors = _standalone_files(place, value)
     return Checkpoint(
         label=place.label,
@@ -48,7 +49,7 @@ def _standalone_files(place: Place, value: Standalone) -> tuple[list[CheckpointF
     found: list[TensorInfo] = []
     for number, name in enumerate(value.exact):
         exact = open_file(place, f"{FOLDER}/{name}")
-        files.append(exact.file)
+        files.append(replace(exact.file, is_sealed=True))
         found += [renumbered(info, number) for info in exact.header.tensors]
     problems = list(exact_problems(value, found))
     if problems:
@@ -63,7 +64,12 @@ def _standalone_files(place: Place, value: Standalone) -> tuple[list[CheckpointF
         tensors[tensor.name] = coded_info(tensor, len(files))
         files.append(
             CheckpointFile(
-                path=place.root / name, name=name, identity=identity, header_size=0, header_digest=tensor.seal
+                path=place.root / name,
+                name=name,
+                identity=identity,
+                header_size=0,
+                header_digest=tensor.seal,
+                is_sealed=True,
             )
         )
     return files, tensors

@@ -18,7 +18,7 @@ import msgspec
 
 from mergepipe.checkpoints.geometry import Geometry, grid
 from mergepipe.checkpoints.layers import natural_key
-from mergepipe.checkpoints.place import Place, opened
+from mergepipe.checkpoints.place import GET_AGAIN, Place, opened
 from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.checkpoints.strictjson import is_encodable
 from mergepipe.checkpoints.wording import quote
@@ -30,7 +30,6 @@ RECORD = "progressive.json"
 FOLDER = "tensors"
 """The folder of the files with weights: loaders that take every file of a model's folder find none."""
 FORMAT = 1
-GET_AGAIN = "get the progressive checkpoint again from where it came"
 _LARGEST = 1 << 30
 _LONGEST = 300  # of what somebody else's record says in a message
 _RANK = 64

@@ -145,9 +145,10 @@ def _prune_lines(report: PruneReport, *, verbose: bool) -> Iterator[str]:
     """Yield what was removed from the cache."""
     verb = "would remove" if report.dry_run else "removed"
     if report.removed or report.codes or report.removed_bytes:
-        counts = format_count(report.removed, "pack")
-        counts += f" and {format_count(len(report.codes), 'code')}" if report.codes else ""
-        yield f"{verb} {counts}, {format_bytes(report.removed_bytes)} in all"
+        found = ((report.removed, "pack"), (len(report.codes), "code"))
+        counts = " and ".join(format_count(count, noun) for count, noun in found if count)
+        size = format_bytes(report.removed_bytes)
+        yield f"{verb} {counts}, {size} in all" if counts else f"{verb} {size}"
     else:
         yield "nothing to remove"
     yield from _pruned_lines("packs", "pack", _REASONS, report.packs, verbose=verbose)
@@ -161,7 +162,8 @@ def _prune_lines(report: PruneReport, *, verbose: bool) -> Iterator[str]:
     for label, locks in (("locks", report.locks), ("gone", report.missing_locks)):
         if locks:
             yield from fact(label, [plain(lock) for lock in locks])
-    yield f"{format_bytes(report.kept_bytes)} of packs {'would be left' if report.dry_run else 'left'}"
+    kept = [f"{format_bytes(count)} of {what}" for what, count in report.kept.items() if count]
+    yield f"{', '.join(kept) or 'nothing'} {'would be left' if report.dry_run else 'left'}"
 
 
 def _pruned_lines(

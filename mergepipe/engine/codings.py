@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mergepipe.cache.progressive import CodeStore
@@ -88,13 +88,16 @@ def check_given(group: Group, index: SourceIndex) -> None:
             checked_code(work.plan, coded.base, coded.expert, index)
 
 
-def count_headers(plans: Iterable[OutputPlan], index: SourceIndex, meters: Mapping[str, Meter]) -> None:
-    """Count what was read of the headers of progressive checkpoints, for the first output that uses each."""
-    for source, count in index.given.take_read().items():
-        for plan in plans:
-            if source in plan.sources:
-                meters[plan.output.name].index_bytes += count
-                break
+def count_headers(plans: Sequence[OutputPlan], index: SourceIndex, meters: Mapping[str, Meter]) -> None:
+    """Count what was read of the headers of progressive checkpoints, for the first output that uses each.
+
+    Those that none of these outputs uses are left for the next run.
+    """
+    users: dict[str, str] = {}
+    for plan in plans:
+        users |= {source: plan.output.name for source in plan.sources if source not in users}
+    for source, count in index.given.take_read(users).items():
+        meters[users[source]].index_bytes += count
 
 
 def finish_codings(codings: Iterable[Coding], codes: CodeStore | None, index: SourceIndex) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mergepipe.cache.sources import source_changed
+from mergepipe.cache.sources import other_content
 from mergepipe.checkpoints.geometry import BlockGrid
-from mergepipe.checkpoints.standalone import GET_AGAIN
+from mergepipe.checkpoints.place import GET_AGAIN
 from mergepipe.digest import content_digest
 from mergepipe.engine.ahead import advise
 from mergepipe.engine.coding import CodeInput, CodeKey, Coding, OpenPack, code_block
@@ -112,7 +112,7 @@ class Reader:
             self._read_run(source, run)
             for block in run:
                 if content_digest(self.data(source.key, block)) != self.digest(source.key, block):
-                    raise source_changed(source.ref.source, source.file)
+                    raise other_content(source.ref.source, source.ref.info, source.file)
 
     def _stored(self, needed: dict[InputKey, list[int]]) -> dict[InputKey, list[int]]:
         """Return what must be read of stored tensors: for an adapter, what its deltas are added to."""

@@ -124,7 +124,7 @@ class Order:
     variances
         Of the square of the expected error with the first k items read, float64 ``(n + 1,)``; 0 where norms are exact.
     mass
-        The sum of the squares of all norms.
+        The sum of the squares of all norms that are finite.
     update, base
         Lower bounds of the norms of the full read less the base and of the base, over all tensors; None if unknown.
     sampled
@@ -240,7 +240,7 @@ def reading_order(tensors: Sequence[BudgetTensor], *, sampled: bool = False) -> 
     effects = row_of([scaled(tensor.norms, tensor.influence.factors) for tensor in tensors], np.float64)
     masses = row_of([scaled(tensor.norms, [1.0] * len(tensor.norms)) for tensor in tensors], np.float64)
     masses *= masses
-    mass = float(np.add.reduce(masses))
+    mass = float(np.add.reduce(masses[np.isfinite(masses)]))
     copies, originals = copied_places([tensor.same for tensor in tensors], tensors)
     paid = (costs > 0).astype(np.int64)
     for values in (effects, masses, paid):

@@ -64,7 +64,8 @@ class Selection:
     uncertainty
         The standard error of that estimate that comes from measuring by samples; 0 where norms are exact.
     omitted_mass
-        The norm of all deltas that are left out, as a share of the norm of all deltas.
+        The norm of all deltas that are left out, as a share of the norm of all deltas; where some are infinite, of the
+        others as long as those are read, and 1 if any of them is left out.
     """
 
     order: Order
@@ -138,11 +139,13 @@ def root_error(value: float, variance: float) -> float:
 
 
 def share(part: float, whole: float) -> float:
-    """Return the root of the share that a sum of squares has in another; 1 where they are not finite."""
+    """Return the root of the share that a sum of squares has in another; 1 where the first is infinite."""
     if part == 0:
         return 0.0
-    return math.sqrt(min(part / whole, 1.0)) if math.isfinite(whole) else 1.0
+    return math.sqrt(min(part / whole, 1.0)) if math.isfinite(part) and whole > 0 else 1.0
 
 
 def _mass(tensor: BudgetTensor) -> float:
-    return float(np.add.reduce((tensor.norms * tensor.norms).ravel()))
+    """Return the sum of the squares of the norms that are finite."""
+    masses = (tensor.norms * tensor.norms).ravel()
+    return float(np.add.reduce(masses[np.isfinite(masses)]))

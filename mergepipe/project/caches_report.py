@@ -24,6 +24,7 @@ def prune_report(
         removed=len(pruning.packs),
         removed_bytes=pruning.removed_bytes,
         kept_bytes=pruning.kept_bytes,
+        kept=pruning.kept,
         leftover_bytes=pruning.leftover_bytes,
         statistic_bytes=pruning.statistic_bytes,
         linked_bytes=sum(pack.nbytes for pack in pruning.packs if pack.is_linked),

@@ -47,12 +47,15 @@ class Forecast:
     cache_bytes, certain_bytes
         Room that its new shards and progressive packs take in the cache, at most; and the shards that cannot but be
         made.
+    code_bytes
+        The same of the progressive packs that cannot but be made, at most.
     """
 
     unchanged: bool
     moves: Moves = field(default_factory=Moves)
     cache_bytes: int = 0
     certain_bytes: int = 0
+    code_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ def forecast(
     """
     found: dict[str, Forecast] = {}
     total = Moves()
+    runs: list[Mapping[str, Forecast]] = []
     for level in plans.levels():
         members = [prepared[plan.output.name] for plan in level]
         found |= {member.name: _unchanged(member.plan) for member in members if is_settled(member)}
@@ -92,10 +96,29 @@ def forecast(
         for stage in _lost_stages(pending, plans, prepared, index, catalog):
             if found[stage].unchanged:
                 again = [prepared[stage].plan]
-                found |= forecast_run(again, index, catalog, plans.stages, hold_limit, total).outputs
+                runs.append(_RunForecast(again, index, catalog, plans.stages, hold_limit, total).found())
+                found |= runs[-1]
         if pending:
-            found |= forecast_run(pending, index, catalog, plans.stages, hold_limit, total).outputs
+            runs.append(_RunForecast(pending, index, catalog, plans.stages, hold_limit, total).found())
+            found |= runs[-1]
+    _count_headers(runs, prepared, index, total)
     return BuildForecast(outputs={plan.output.name: found[plan.output.name] for plan in plans.plans}, total=total)
+
+
+def _count_headers(
+    runs: Iterable[Mapping[str, Forecast]], prepared: Mapping[str, Prepared], index: SourceIndex, total: Moves
+) -> None:
+    """Count the headers of progressive checkpoints, as the engine does for the first output that uses each.
+
+    A build has read all of them before its first run: to plan, and to know what it does.
+    """
+    read = index.given.headers_read()
+    for run in runs:
+        for name, found in run.items():
+            for source in [source for source in prepared[name].plan.sources if source in read]:
+                count = read.pop(source)
+                found.moves.add_index(source, count)
+                total.add_index(source, count)
 
 
 def _lost_stages(
@@ -270,11 +293,14 @@ class _RunForecast:
             moved = self._moved(plan, shard)
             moves.moved_bytes += moved
             moves.written += moved
-        needed += sum(self._room.of(plan, tensor) for tensor in plan.tensors if self._is_pending(plan, tensor))
-        return Forecast(unchanged=False, moves=moves, cache_bytes=needed, certain_bytes=certain)
-
-    def _is_pending(self, plan: OutputPlan, tensor: TensorPlan) -> bool:
-        return (plan.output.name, tensor.name) in self._works
+        codes = 0
+        for tensor in plan.tensors:
+            work = self._works.get((plan.output.name, tensor.name))
+            if work is not None:
+                coded, made = self._room.of(plan, tensor, is_new=not work.candidates)
+                needed += coded
+                codes += made
+        return Forecast(unchanged=False, moves=moves, cache_bytes=needed, certain_bytes=certain, code_bytes=codes)
 
     def _is_there(self, plan: OutputPlan, shard: Shard) -> bool:
         """Return whether a pack with the shard's content is there: all of its blocks are known to be held."""

@@ -8,6 +8,7 @@ and the form of the result. `first_change` returns the first part that differs, 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,9 +17,12 @@ import msgspec
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import format_digest, is_sampled_pin, sampled_pin
 from mergepipe.graph.inputs import slot_digest
+from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 from mergepipe.signatures import Scalar
+from mergepipe.units import format_count
 
+_SHOWN_MOVES = 3  # changes of levels that are told apart
 _WHOLE, _SAMPLED = "read whole", "known by samples"
 _DIGEST = re.compile(r"((?:sample:)?b3:[0-9a-f]{12})[0-9a-f]{52}")
 
@@ -36,7 +40,8 @@ class TensorParts(msgspec.Struct, frozen=True, array_like=True):
     ``params`` is a place in `BuildParts.params`; ``inputs`` are a role (``base`` or ``expert``), a source, and the
     digest of its tensor, in slot order; where blocks are never read the digest of what is known of it, as a pin that is
     a fingerprint. ``access`` is empty where every block is read; ``form`` is dtype, shape and work dtype of the result
-    in words.
+    in words. ``levels`` are those that ``access`` is the digest of (`mergepipe.plan.access.TensorAccess`); none in the
+    records of earlier versions, and where every block is read.
     """
 
     operator: str
@@ -45,6 +50,7 @@ class TensorParts(msgspec.Struct, frozen=True, array_like=True):
     inputs: list[tuple[str, str, bytes]]
     access: bytes
     form: str
+    levels: list[bytes | None] = msgspec.field(default_factory=list)
 
 
 class BuildParts(msgspec.Struct, frozen=True):
@@ -70,6 +76,8 @@ class Change:
         What it is about: a source, a parameter, or None.
     before, after
         The part then and now, in words; digests as ``b3:<hex>``. None where there was, or is, no such part.
+    detail
+        Of an access set in words what became of the blocks, as far as that is known: nobody can look up its digest.
     """
 
     part: str
@@ -77,6 +85,7 @@ class Change:
     parameter: str | None = None
     before: str | None = None
     after: str | None = None
+    detail: str | None = None
 
     def text(self) -> str:
         """Return the change in words; names are not escaped."""
@@ -96,6 +105,9 @@ class Change:
             yield f"the budget changed: input `{self.subject}` was {self.before}, and is {self.after} now"
             return
         yield self._what()
+        if self.part == "access" and self.before and self.after:
+            yield f": {self.detail}" if self.detail else ""
+            return
         before, after = shortened(self.before), shortened(self.after)
         if before is not None and after is not None:
             yield f": {before} -> {after}" if self.part != "parameter" else f" {before} -> {after}"
@@ -155,6 +167,7 @@ def build_parts(plan: OutputPlan, index: SourceIndex) -> BuildParts:
             inputs=_inputs(plan, tensor, index),
             access=b"" if tensor.access is None else tensor.access.digest(),
             form=_form(tensor),
+            levels=[] if tensor.access is None else list(tensor.access.levels),
         )
     return BuildParts(geometry=plan.geometry.id, params=params, tensors=tensors)
 
@@ -208,12 +221,39 @@ def _changes(old: BuildParts, before: TensorParts, new: BuildParts, after: Tenso
     yield from _param_changes(old.params[before.params], new.params[after.params])
     yield from _input_changes(before, after)
     if before.access != after.access:
-        yield Change(part="access", before=_digest(before.access), after=_digest(after.access))
+        digests = _digest(before.access), _digest(after.access)
+        yield Change(part="access", before=digests[0], after=digests[1], detail=_moved(before.levels, after.levels))
     yield from _pin_changes(before, after)
     if old.geometry != new.geometry:
         yield Change(part="geometry", before=str(old.geometry), after=str(new.geometry))
     if before.form != after.form:
         yield Change(part="form", before=before.form, after=after.form)
+
+
+def _moved(before: list[bytes | None], after: list[bytes | None]) -> str | None:
+    """Return how many blocks are read at other levels than before, in words, the commonest changes first."""
+    moved: Counter[tuple[int, int]] = Counter()
+    if len(before) != len(after):
+        return None
+    for then, now in zip(before, after, strict=True):
+        if then is None and now is None:
+            continue
+        then, now = (row if row is not None else bytes([EXACT]) * len(then or now or b"") for row in (then, now))
+        if len(then) != len(now):
+            return None
+        moved.update(pair for pair in zip(then, now, strict=True) if pair[0] != pair[1])
+    common = sorted(moved.items(), key=lambda item: (-item[1], item[0]))
+    counts = [format_count(common[0][1], "block"), *(f"{count:,}" for _, count in common[1:])] if common else []
+    parts = [
+        f"{count} from {_level_words(then)} to {_level_words(now)}"
+        for count, ((then, now), _) in zip(counts[:_SHOWN_MOVES], common, strict=False)
+    ]
+    others = sum(count for _, count in common[_SHOWN_MOVES:])
+    return ", ".join([*parts, *([f"{others:,} otherwise"] if others else [])]) or None
+
+
+def _level_words(level: int) -> str:
+    return {OMITTED: "left out", EXACT: "exact"}.get(level, f"level {level}")
 
 
 def _digest(digest: bytes) -> str | None:

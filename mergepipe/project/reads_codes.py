@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mergepipe.cache.code_files import code_folder
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.work import Group, Input, InputKey
@@ -79,32 +80,67 @@ def recoded_blocks(group: Group, index: SourceIndex) -> dict[InputKey, set[int]]
 
 
 class PackRoom:
-    """Counts the room that the packs take which a run makes, each once."""
+    """Counts the room that the packs take which a run makes, each once.
 
-    def __init__(self, index: SourceIndex) -> None:
+    Parameters
+    ----------
+    left_out
+        Sources whose content may not be made yet: of their deltas nothing is counted.
+    """
+
+    def __init__(self, index: SourceIndex, left_out: Collection[str] = ()) -> None:
         self._index = index
+        self._left_out = frozenset(left_out)
         self._counted: set[tuple[Path, str, Path, str]] = set()
+        self._any_packs = bool(code_folder(index.codes.layout).codes)
 
-    def of(self, plan: OutputPlan, tensor: TensorPlan) -> int:
-        """Return the bytes of a tensor's packs that are not there and were not counted yet: an upper limit.
+    def of(self, plan: OutputPlan, tensor: TensorPlan, *, is_new: bool = True) -> tuple[int, int]:
+        """Return the bytes of a tensor's packs that are not there and were not counted yet: exact, or an upper limit.
 
         While a budget is not resolved, of all deltas that are not coded yet.
+
+        Parameters
+        ----------
+        is_new
+            Whether nothing is known that the tensor could turn out to be, so that it is made in any case.
+
+        Returns
+        -------
+        tuple
+            Those that may be made; and of them those that are, whatever the inputs turn out to be.
         """
         wanted = coded_slots(plan, tensor) if plan.is_pending else read_codes(plan, tensor).values()
-        return sum(self._bytes(coded) for coded in wanted if not coded.expert.coded_only)
+        found = [
+            self._bytes(coded, is_read=not plan.is_pending, is_new=is_new)
+            for coded in wanted
+            if not coded.expert.coded_only and not {coded.base.source, coded.expert.source} & self._left_out
+        ]
+        return sum(size for size, _ in found), sum(size for size, is_made in found if is_made)
 
-    def _bytes(self, coded: Coded) -> int:
+    def _bytes(self, coded: Coded, *, is_read: bool, is_new: bool) -> tuple[int, bool]:
+        """Return what a pack takes that is not there, and whether it is made for certain: to plan, or to be read."""
         index, base, expert = self._index, coded.base, coded.expert
         name = (index.file(base.source, base.info).path, base.info.name)
         pair = (*name, index.file(expert.source, expert.info).path, expert.info.name)
         if pair in self._counted:
-            return 0
+            return 0, False
         self._counted.add(pair)
-        known = index.tensor(base.source, base.info), index.tensor(expert.source, expert.info)
-        if known[0] is not None and known[1] is not None and index.codes.has_pack(index.codes.key(known[0], known[1])):
-            return 0
         # A pack of numbers of 32 or 64 bits takes no more than one of 16 bits for each element.
-        return math.ceil(_MOST_OF_BF16 * 2 * math.prod(expert.info.shape))
+        most = math.ceil(_MOST_OF_BF16 * 2 * math.prod(expert.info.shape))
+        known = index.tensor(base.source, base.info), index.tensor(expert.source, expert.info)
+        if known[0] is None or known[1] is None:
+            return most, is_new and not self._any_packs  # its content may be one of which there is a pack
+        key = index.codes.key(known[0], known[1])
+        if index.codes.has_pack(key):
+            return 0, False
+        prices = index.codes.prices(key)
+        if prices is not None:  # coded before: the pack is made again only where it is read
+            from mergepipe.progressive.header import header_bytes  # numpy comes with it
+
+            size = header_bytes(len(expert.info.shape), prices.sizes.shape[1]) + int(prices.sizes.sum())
+            return size, is_read and is_new
+        # The code of a delta that is zero is little more than a header.
+        return most, known[0] != known[1] and (is_new or not is_read)
 
 
 def _differing(code: CodeInput) -> Iterator[int]:
@@ -118,5 +154,3 @@ def _differing(code: CodeInput) -> Iterator[int]:
 def _digest(source: Input, block: int) -> bytes:
     known = source.known or b""
     return known[block * DIGEST_SIZE : (block + 1) * DIGEST_SIZE]
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mergepipe.lockfile.assemble import finite
@@ -206,6 +206,8 @@ class PruneReport:
     removed, removed_bytes, kept_bytes
         The number of packs and the bytes of all that was removed; the bytes of packs, codes and statistics that are
         left.
+    kept
+        The bytes that are left of ``packs``, ``codes`` and ``statistics``.
     leftover_bytes, statistic_bytes, linked_bytes
         Of the bytes that were removed, those that killed builds and damage had left, those of statistics, and those of
         packs whose bytes a published output still holds, so that removing them frees nothing.
@@ -231,11 +233,13 @@ class PruneReport:
     locks: tuple[str, ...] = ()
     missing_locks: tuple[str, ...] = ()
     dry_run: bool = False
+    kept: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> Json:
         """Return the JSON form."""
         return {
             **{name: getattr(self, name) for name in self.__slots__},
+            "kept": dict(self.kept),
             "packs": [{"file": file, "bytes": nbytes, "reason": reason} for file, nbytes, reason in self.packs],
             "codes": [{"file": file, "bytes": nbytes, "reason": reason} for file, nbytes, reason in self.codes],
             "locks": list(self.locks),

@@ -7,7 +7,7 @@ they are copied.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from mergepipe.errors import MergepipeError, StorageError, raise_collected
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.build import Prepared
 from mergepipe.project.forecast import Forecast, forecast, is_settled
+from mergepipe.project.reads_codes import PackRoom
 from mergepipe.project.stages import Plans, record_place
 from mergepipe.units import format_bytes
 
@@ -36,8 +37,9 @@ class DiskSpace:
         Whether the cache lies there.
     outputs
         The names of the outputs whose directories lie there and are written.
-    needed, certain
-        Bytes that the build takes there, at most; and what it takes whatever its inputs turn out to be.
+    needed, certain, codes
+        Bytes that the build takes there, at most; what it takes whatever its inputs turn out to be; and what the codes
+        of deltas take that it makes whatever these are, at most where their size is not known.
     free
         Bytes that are free, as `df` says it; None where the system does not say.
     limit
@@ -51,6 +53,7 @@ class DiskSpace:
     certain: int
     free: int | None
     limit: int | None
+    codes: int = 0
 
     @property
     def fits(self) -> bool:
@@ -89,6 +92,7 @@ def disk_space(plans: Plans, forecasts: Mapping[str, Forecast], cache: Path) -> 
                 certain=sum(one.certain_bytes for one in room) + sum(size for size, one in sizes if one.certain_bytes),
                 free=free,
                 limit=limit,
+                codes=sum(one.code_bytes for one in room),
             )
         )
     return tuple(found)
@@ -118,6 +122,29 @@ def room_for_build(
     return forecasts
 
 
+def room_for_codes(plans: Iterable[OutputPlan], index: SourceIndex, cache: Path, stages: Collection[str] = ()) -> None:
+    """Refuse to measure the deltas of outputs where there is no room for their codes, before anything is read.
+
+    Parameters
+    ----------
+    cache
+        The cache directory.
+    stages
+        The names of the sources that are outputs themselves; what their deltas take is not known.
+
+    Raises
+    ------
+    StorageError
+        If the codes that are not there yet take more than there is, counted at most where they are not known.
+    """
+    room = PackRoom(index, stages)
+    codes = sum(room.of(plan, tensor)[1] for plan in plans if plan.is_pending for tensor in plan.tensors)
+    free, limit = _free(cache)
+    check_room(
+        [DiskSpace(path=cache, cache=True, outputs=(), needed=codes, certain=0, codes=codes, free=free, limit=limit)]
+    )
+
+
 def check_room(disks: Iterable[DiskSpace]) -> None:
     """Refuse a build that cannot end but with a full disk.
 
@@ -128,20 +155,30 @@ def check_room(disks: Iterable[DiskSpace]) -> None:
     """
     errors: list[MergepipeError] = []
     for disk in disks:
-        if disk.limit is None or disk.certain <= disk.limit:
+        needed = disk.certain + disk.codes
+        if disk.limit is None or needed <= disk.limit:
             continue
+        place = "`--cache-dir`" if disk.cache else "the output"
+        without = ', or do without codes: `precision = "blocks"` in the budget, `sweep --precision blocks`'
         errors.append(
             StorageError(
-                f"No space left for this build at `{disk.path}`: it writes {format_bytes(disk.certain)} there, and"
+                f"No space left for this build at `{disk.path}`: it writes {_writes(disk)} there, and"
                 f" {format_bytes(disk.limit)} are free",
                 hint="nothing was read or written; free some space there, build fewer outputs at a time, or point"
-                f" {'`--cache-dir`' if disk.cache else 'the output'} at another disk",
+                f" {place} at another disk{without if disk.codes else ''}",
                 path=str(disk.path),
-                needed=disk.certain,
+                needed=needed,
+                codes=disk.codes,
                 free=disk.limit,
             )
         )
     raise_collected(errors)
+
+
+def _writes(disk: DiskSpace) -> str:
+    codes = f"up to {format_bytes(disk.codes)} of codes of deltas" if disk.codes else ""
+    shards = format_bytes(disk.certain) if disk.certain or not codes else ""
+    return " and ".join(part for part in (shards, codes) if part)
 
 
 def _existing(path: Path) -> Path:

@@ -206,6 +206,7 @@ class Project:
         MergepipeError
             For everything that a build would refuse before it reads weights.
         """
+        from mergepipe.project import room
         from mergepipe.project.planning import plan_report, prepare_all
 
         plans = self._plans(select_outputs(self.mergefile, outputs))
@@ -217,7 +218,9 @@ class Project:
         with self._writing() as (catalog, _):
             index = plans.index(catalog, self._geometry)
             builder = self._builder(plans, catalog, PackStore(catalog, self._geometry), index)
-            prepared = builder.measure(prepare_all(plans, index, catalog))
+            prepared = prepare_all(plans, index, catalog)
+            room.room_for_codes([p.plan for p in prepared.values()], index, self._layout.root, plans.stages)
+            prepared = builder.measure(prepared)
             return plan_report(plans, prepared, index, catalog, self._workers, self._memory, builder.measured)
 
     def status(self, outputs: Sequence[str] = ()) -> StatusReport:

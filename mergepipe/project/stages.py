@@ -150,7 +150,8 @@ def _folder(
         checkpoint = checkpoint.adapter.on
     if checkpoint is None or not checkpoint.is_folder:
         return None
-    return Place(label=checkpoint.label, root=checkpoint.root, shown=shown_root(mergefile, checkpoint))
+    sealed = None if checkpoint.standalone is None else checkpoint.standalone.files
+    return Place(label=checkpoint.label, root=checkpoint.root, shown=shown_root(mergefile, checkpoint), sealed=sealed)
 
 
 def shown_root(mergefile: Mergefile, checkpoint: Checkpoint) -> str:

@@ -17,6 +17,7 @@ from mergepipe.mergefile.schema import Budget, Output
 from mergepipe.plan.budgeted import Reading, reading_of, with_selection
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
+from mergepipe.project import room
 from mergepipe.project.gather import make_plans, open_sources, select_outputs
 from mergepipe.project.session import Project
 from mergepipe.project.sweep_budgets import as_budgets, budget_label
@@ -128,6 +129,7 @@ class SweptProject(Project):
             for other in plans.plans:
                 if other is not plan:
                     builder.introduce(steps.prepare(other, plans, index, catalog))
+            room.room_for_codes([plan], index, self._layout.root, plans.stages)
             surveyed = builder.survey([plan])[output.name]
             curves = {
                 name: _curve(plan, name, surveyed.survey, some) for name, some in budgets.items()

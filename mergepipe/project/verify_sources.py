@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.geometry import BlockGrid, Geometry, grid
+from mergepipe.checkpoints.place import GET_AGAIN
 from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.checkpoints.samples import sample_runs
-from mergepipe.checkpoints.standalone import GET_AGAIN
 from mergepipe.digest import (
     DIGEST_SIZE,
     content_digest,

@@ -6,7 +6,7 @@ import fnmatch
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,12 +112,14 @@ def side_files(
     Raises
     ------
     SourceError
-        For those that cannot be read, or are not what their names say (a Git LFS pointer, a web page).
+        For those that cannot be read, or are not what their names say (a Git LFS pointer, a web page); for those of a
+        progressive checkpoint that are not what was packed.
     """
     found: list[SideFile] = []
     errors: list[MergepipeError] = []
     places = dict.fromkeys(_carried(model.root, _MODEL_FILES), model) if model is not None else {}
-    places |= dict.fromkeys(_carried(tokenizer.root), tokenizer) if tokenizer is not None else {}
+    if tokenizer is not None:
+        places |= dict.fromkeys([*_carried(tokenizer.root), *_matching(tokenizer.sealed or (), _CARRIED)], tokenizer)
     for name, place in places.items():
         try:
             found.append(SideFile(name=name, data=_read(place, name)))
@@ -133,6 +135,10 @@ def _carried(root: Path, patterns: Sequence[str] = _CARRIED) -> list[str]:
     """Return the names of the files that are carried over, whatever they turn out to be."""
     names = [path.relative_to(root).as_posix() for folder in (root, root / "additional_chat_templates")
              if folder.is_dir() for path in sorted(folder.iterdir())]  # fmt: skip
+    return _matching(names, patterns)
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 

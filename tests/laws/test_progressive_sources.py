@@ -129,6 +129,22 @@ def test_status_says_that_another_expert_was_packed(there, pair):
     assert there.open().status().outputs["m"].state == "up-to-date"
 
 
+def test_plan_and_build_read_the_same_headers(there):
+    recipe = RECIPES["task_arithmetic"] | {"base": "base"}
+    there.set_output("m2", recipe | {"budget": budget(10)})
+    for change in (lambda: None, lambda: shutil.rmtree(there.root / "build"), lambda: with_budget(there, budget(40))):
+        change()
+        there.open().plan()  # measures what is not known
+        planned = there.open().plan()
+        built = there.build()
+        for name, output in planned.outputs.items():
+            assert output.next_build.index_bytes == built.outputs[name].index_bytes_read
+            assert sum(expert.index for expert in output.experts.values()) == output.next_build.index_bytes
+        read = sum(output.index_bytes_read for output in built.outputs.values())
+        assert planned.reads["index_bytes"] == read > 0
+    assert there.open().plan().reads["index_bytes"] == 0  # what is unchanged needs none
+
+
 @pytest.mark.parametrize("dtypes", MIXED)
 def test_every_dtype_can_be_packed(tmp_path, dtypes):
     whole = make(tmp_path / "here", share=8, sources=family(3, dtypes=dtypes))
@@ -262,7 +278,24 @@ def test_another_base_is_refused_and_both_digests_named(there):
     text = message(found.value)
     assert "was packed against another base" in text
     assert text.count("b3:") == 2
+    own = open_standalone(there.root / there.sources["e1"], label="e1").standalone
+    tensor = found.value.facts["tensor"]
+    code = read_header(there.root / there.sources["e1"] / "tensors" / own.tensors[tensor].pack)
+    # The base was not indexed before: what is known of it is this tensor, and the message says so.
+    assert f"tensor `{tensor}` that it was packed against: {format_digest(code.base_digest)}" in text
+    assert f"tensor `{tensor}` of `base`: b3:" in text
     assert not there.folder("m").exists()
+
+
+def test_another_base_that_is_indexed_is_named_by_its_own_digest(there):
+    there.add_source("base", family(9)["base"])
+    there.set_output("copy", {"operator": "passthrough", "experts": ["base"]})
+    there.build("copy")
+    there.set_output("m", RECIPES["task_arithmetic"] | {"base": "base", "budget": budget(25)})
+    with pytest.raises(PlanError) as found:
+        there.build("m")
+    own = open_standalone(there.root / there.sources["e1"], label="e1").standalone
+    assert f"  that it was packed against: {format_digest(own.base)}\n  of `base`: b3:" in message(found.value)
 
 
 def test_budgets_that_cannot_be_are_refused(there):
@@ -330,6 +363,62 @@ def test_other_damage_is_named(there, kind):
         there.build()
     assert str(folder) in message(found.value) or there.sources["e2"] in message(found.value)
     assert not there.folder("m").exists()
+
+
+def test_a_damaged_exact_tensor_is_called_damaged(there):
+    path = there.root / there.sources["e2"] / "tensors/exact.safetensors"
+    spoil(path, -3)
+    for _ in range(2):
+        with pytest.raises(PackError) as found:
+            there.build()
+        assert f"`{path}` of source `e2` is damaged: tensor `model." in found.value.message
+        assert "get the progressive checkpoint again" in found.value.hint
+    assert not there.folder("m").exists()
+
+
+@pytest.fixture
+def with_side_files(tmp_path):
+    """Return a project whose expert is a progressive checkpoint that brings the tokenizer, and its folder."""
+    whole = SmallProject(tmp_path / "here", GEOMETRY)
+    sources = family(6)
+    whole.add_sources({name: sources[name] for name in ("base", "e1")})
+    folder = whole.root / whole.sources["e1"]
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text('{"name_or_path": "/home/me/e1", "x": 1}')
+    recipe = {"operator": "linear", "base": "base", "experts": [{"source": "e1", "weight": 0.5}]}
+    whole.set_output("m", recipe | {"write": {"tokenizer": "e1"}, "budget": budget(25)})
+    there = other_machine(whole, tmp_path / "there", ["e1"])
+    return there, there.root / there.sources["e1"]
+
+
+def test_side_files_are_published_as_they_were_packed(with_side_files):
+    project, folder = with_side_files
+    (folder / "README.md").write_text("edited")  # anybody may
+    (folder / "notes.txt").write_text("mine")
+    project.build()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (project.folder("m") / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"])
+def test_side_files_that_are_not_what_was_packed_are_refused(with_side_files, name):
+    project, folder = with_side_files
+    project.build()
+    shutil.rmtree(project.folder("m"))
+    was_there = (folder / name).exists()
+    (folder / name).write_text('{"evil": 1}')
+    with pytest.raises(SourceError) as found:
+        project.build()
+    assert name in found.value.message
+    assert ("is not what was packed" in found.value.message) == was_there
+    assert "get the progressive checkpoint again" in found.value.hint
+    assert not project.folder("m").exists()
+
+
+def test_a_side_file_that_is_gone_is_refused(with_side_files):
+    project, folder = with_side_files
+    (folder / "tokenizer.json").unlink()
+    refused(project, "tokenizer.json` is gone")
 
 
 @pytest.mark.parametrize(

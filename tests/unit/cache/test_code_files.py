@@ -103,6 +103,18 @@ def test_codes_go_by_age_and_size_the_longest_unused_first(catalog, codes, sizes
     assert len(keys_of(catalog)) == 4, "plans need no packs: what they come to stays known"
 
 
+def test_what_the_catalog_need_not_be_told_goes_first(catalog, codes, monkeypatch):
+    """On a full disk a row can be dropped only when something else has gone."""
+    unknown, seen = catalog.layout.packs / SHARD, []
+    unknown.write_bytes(bytes(100))
+    told = type(catalog).drop_all_staged
+    monkeypatch.setattr(
+        type(catalog), "drop_all_staged", lambda it: (seen.append((left(codes), unknown.exists())), told(it))
+    )
+    prune(catalog, PruneLimits(max_bytes=0))
+    assert seen == [([], False)]
+
+
 def test_codes_go_before_packs(catalog, codes):
     path, size = catalog.layout.packs / SHARD, codes[0].stat().st_size
     path.write_bytes(bytes(2 * size))

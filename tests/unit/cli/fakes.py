@@ -240,6 +240,7 @@ PRUNED = PruneReport(
     removed=2,
     removed_bytes=3 * GB,
     kept_bytes=512,
+    kept={"packs": 512, "codes": 0, "statistics": 0},
     leftover_bytes=500,
     statistic_bytes=41_000,
     linked_bytes=GB,

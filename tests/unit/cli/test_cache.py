@@ -68,7 +68,18 @@ def test_prune_verbosely_names_the_packs(cli):
 
 def test_prune_says_that_there_was_nothing(cli):
     cli.project.result = PruneReport()
-    assert cli("cache", "prune").stdout == "nothing to remove\n0 B of packs left\n"
+    assert cli("cache", "prune").stdout == "nothing to remove\nnothing left\n"
+
+
+def test_prune_tells_packs_codes_and_statistics_apart(cli):
+    kept = {"packs": 7_000_000, "codes": 8_000_000, "statistics": 6_000}
+    cli.project.result = PruneReport(removed_bytes=900, leftover_bytes=900, kept_bytes=15_006_000, kept=kept)
+    first, *_, last = cli("cache", "prune").stdout.splitlines()
+    assert (first, last) == ("removed 900 B", "7.00 MB of packs, 8.00 MB of codes, 6.00 KB of statistics left")
+    codes = (("ab.planes", 500, "size"),)
+    cli.project.result = PruneReport(removed_bytes=500, codes=codes, kept={"statistics": 6_000}, dry_run=True)
+    first, *_, last = cli("cache", "prune").stdout.splitlines()
+    assert (first, last) == ("would remove 1 code, 500 B in all", "6.00 KB of statistics would be left")
 
 
 def test_prune_json_is_the_report_alone(cli):

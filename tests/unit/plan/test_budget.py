@@ -315,6 +315,16 @@ def test_norms_that_are_not_finite_are_read_first_and_have_no_bound_until_then(n
     assert order.cut(0).losses()[0].bound is None
 
 
+@pytest.mark.parametrize("norm", [np.inf, np.nan])
+def test_once_infinite_deltas_are_read_the_others_have_a_share_of_their_own_length(norm):
+    order = reading_order([tensor([[4.0, norm, 3.0]]), tensor([[12.0]])])
+    assert (order.cut(0).omitted_mass, order.cut(0).losses()[0].omitted_mass) == (1.0, 1.0)
+    cut = order.cut(3)  # the infinite one, and the largest two of the others
+    assert cut.omitted_mass == pytest.approx(3 / 13)
+    assert [loss.omitted_mass for loss in cut.losses()] == [pytest.approx(3 / 5)]
+    assert order.cut(4).omitted_mass == 0.0
+
+
 def test_a_bound_is_above_its_formula_by_the_margin_for_rounding():
     order = reading_order([tensor([[3.0, 4.0]])])
     assert order.cut(0).bound.absolute == 5.0 * (1.0 + margin(2))

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.budgets import percent
 from support.checkpoints import random_tensors
 from support.projects import SmallProject, edit_tensor
@@ -112,6 +113,28 @@ def test_a_budget_shows_in_the_blocks_that_are_read(project):
     assert "access" in parts
     texts = {state(project, tensor)[1].text() for tensor in SHAPES}
     assert "blocks that the budget reads changed: now some are left out" in texts
+
+
+def test_a_budget_that_grows_tells_at_which_levels_blocks_are_read_now(project):
+    """Also with the record of a version that kept no levels: then nothing that could not be looked up is said."""
+    changed(project, budget=percent(25))
+    project.build()
+    changed(project, budget=percent(60))
+    assert both(project, NORM)  # the same before and after
+    moves = [found for found in (state(project, tensor)[1] for tensor in SHAPES) if found.detail]
+    assert moves, "some tensor is read in part by both"
+    for found in moves:
+        assert found.text() == f"blocks that the budget reads changed: {found.detail}"
+    levels = [[bytes([0, 3, 3, 255]), None], [bytes([255, 5, 5, 255]), bytes([255, 255, 255, 0])]]
+    one, other = (replace(made([], text), tensors={"t": with_levels(made([], text), some)})
+                  for text, some in zip(("a", "b"), levels, strict=True))  # fmt: skip
+    found = first_change(one, other, "t")
+    assert found.detail == "2 blocks from level 3 to level 5, 1 from left out to exact, 1 from exact to left out"
+    assert first_change(made([], "a"), made([], "b"), "t").text() == "blocks that the budget reads changed"
+
+
+def with_levels(parts, levels):
+    return replace(parts.tensors["t"], levels=levels)
 
 
 def parts(project):

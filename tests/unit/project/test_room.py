@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from support.checkpoints import random_tensors
 from support.projects import SmallProject
@@ -93,6 +95,55 @@ def test_sources_that_were_only_touched_are_no_reason_to_refuse(project, disks):
     disks[".mergecache"] = 0
     assert not project.open().plan().disks[0].fits, "it may need room, if the content is another one"
     assert {output.state for output in project.build().outputs.values()} == {"unchanged"}
+
+
+@pytest.fixture
+def coded(project):
+    """One output whose budget takes codes: two experts, whose deltas are a tensor each."""
+    elements = project.geometry.block_elements * 8
+    for seed, name in enumerate(("base", "e1", "e2")):
+        project.add_source(name, random_tensors(seed, {"w": (8, elements // 8)}))
+    budget = {"expert_reads": "40%", "precision": "levels"}
+    recipe = {"operator": "linear", "base": "base", "experts": ["e1", "e2"], "budget": budget}
+    project.outputs.clear()
+    project.set_output("m", recipe)
+    return 2 * math.ceil(0.55 * 2 * elements)
+
+
+@pytest.mark.parametrize("command", ["build", "plan", "sweep"])
+def test_codes_that_are_made_need_room_before_anything_is_read(project, disks, coded, command):
+    """`plan` and `sweep` write the codes themselves, where they are not there."""
+    size = 32 * project.geometry.block_elements  # the shard: 4 bytes an element
+    disks |= {".mergecache": 10**9, "m": 10**9}
+    calls = {
+        "build": lambda: project.build("m"),
+        "plan": lambda: project.open().plan(["m"]),
+        "sweep": lambda: project.open().sweep("m", ["40"]),
+    }
+    disks[".mergecache"] = coded - 1
+    with pytest.raises(StorageError, match=r"up to .* of codes of deltas there, and .* are free") as refused:
+        calls[command]()
+    facts = refused.value.as_json()
+    assert (facts["codes"], facts["free"]) == (coded, coded - 1)
+    assert facts["needed"] == coded or (command == "build" and facts["needed"] >= coded + size)
+    assert not (project.cache / "progressive").exists(), "nothing was coded"
+    assert project.open().status(["m"]).outputs["m"].state == "unbuilt"
+    disks[".mergecache"] = coded + 2 * size
+    calls[command]()
+    assert len(list((project.cache / "progressive").iterdir())) == 2
+    disks[".mergecache"] = 0
+    project.open().plan(["m"])  # nothing is left to be made
+
+
+def test_codes_that_are_there_already_are_no_reason_to_refuse(project, disks, coded):
+    """Sources that were only touched, or that lie at other places now, may be those of the codes in the cache."""
+    disks |= {".mergecache": 10**9, "m": 10**9}
+    project.build("m")
+    for source in project.sources:
+        path = project.source_file(source)
+        path.write_bytes(path.read_bytes())
+    disks[".mergecache"] = 0
+    assert project.build_one("m").state == "unchanged"
 
 
 def test_every_disk_that_is_too_small_is_named(tmp_path):
