@@ -22,6 +22,7 @@ WEIGHT = 0.3
 BUDGETS = (5, 10, 25, 50)
 """In percent of the experts' bytes."""
 TIMED = 10
+_PRISTINE = "measured.db"
 _PLAN = 'import mergepipe; mergepipe.open("Mergefile.toml").plan()'
 
 
@@ -54,6 +55,7 @@ class Bench:
         kept = self.measured.with_name(f"measured-{precision}")
         shutil.rmtree(kept, ignore_errors=True)
         (self.project / ".mergecache").rename(kept)
+        shutil.copyfile(kept / "catalog.db", kept / _PRISTINE)
         return found
 
     def build(self, percent: int | None, precision: str = "levels", *, cold: bool, dtype: str = "bfloat16") -> Run:
@@ -61,6 +63,7 @@ class Bench:
         self._clear()
         write_mergefile(self.project, self.sources, {"merged": self.table(percent, precision, dtype)})
         cache = self.measured.with_name(f"measured-{precision}")
+        shutil.copyfile(cache / _PRISTINE, cache / "catalog.db")  # it knows no results
         cache.rename(self.project / ".mergecache")
         try:
             if cold:

@@ -171,9 +171,8 @@ class ShardFinisher:
         passes = self._passes(group)
         reduce_now(passes, lambda jobs: self._pool.run(run_job, jobs))
         passes.finish()
-        for block in bad:
-            job = Job(group=group, start=block, stop=block + 1, reuse=False)
-            done = next(self._pool.run(run_job, [job]))
+        jobs = [Job(group=group, start=block, stop=block + 1, reuse=False) for block in bad]
+        for block, done in zip(bad, self._pool.run(run_job, jobs), strict=True):
             (found,) = done.done[0]
             at = block * DIGEST_SIZE
             if found.digest != bytes(work.digests[at : at + DIGEST_SIZE]):

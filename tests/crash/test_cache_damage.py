@@ -287,9 +287,11 @@ def test_a_published_shard_edited_while_a_build_links_its_pack_again_is_found_ou
 # --- what does not belong there -----------------------------------------------------------------------------------
 
 
-def test_garbage_in_staging_does_no_harm_and_pruning_removes_it(built, clean):
+def test_garbage_in_staging_does_no_harm_and_pruning_removes_what_has_a_name_of_ours(built, clean):
     built.turn_to(2)
     staging = built.cache / "staging"
+    own = f"{'0' * 16}-{'1' * 32}.safetensors"
+    (staging / own).write_bytes(b"w" * 1000)
     (staging / "junk").write_bytes(b"x" * 1000)
     (staging / ("0" * 64 + ".safetensors")).write_bytes(b"y" * 1000)
     (staging / "folder").mkdir()
@@ -298,8 +300,9 @@ def test_garbage_in_staging_does_no_harm_and_pruning_removes_it(built, clean):
     built.report()
     built.check_done(clean[2])
     assert built.run("cache", "info").code == 0
+    assert own in built.staged()
     assert built.run("cache", "prune").code == 0
-    assert built.staged() == []
+    assert built.staged() == sorted(["0" * 64 + ".safetensors", "folder", "junk", "nowhere"])
 
 
 def test_garbage_under_the_names_of_staged_shards_is_found_out(site, clean):
