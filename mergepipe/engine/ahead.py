@@ -11,7 +11,7 @@ from mergepipe.engine.work import Job
 # The kernel reads no more ahead for one advice than a disk takes in one request; 1280 KiB is a usual limit.
 _STEP = 1 << 20
 # How many files stay open for advice.
-_FILES = 64
+_FILES = 8
 
 
 def advise(fd: int, offset: int, count: int) -> None:

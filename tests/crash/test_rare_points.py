@@ -125,6 +125,7 @@ OTHERS = {
     *("signature.written", "signature.renamed", "scratch.made", "replay.swapped", "sweep.scratch"),
     *("git.configured", "git.removed", "git.unlinked", "file.written", "file.renamed"),
     *("planes.written", "planes.renamed", "codes.quarantined"),
+    *("pack.begun", "pack.exact", "pack.assembled", "pack.cleaned", "pack.recovered"),
 }
 
 

@@ -139,6 +139,7 @@ def kill_at_moments(site, clean, count, seed):
     assert killed > 0, "every build had ended before it was killed"
 
 
+@pytest.mark.slow
 def test_killed_at_moments_while_codes_are_made(site, clean):
     kill_at_moments(site, clean, 3, 1)
 
@@ -155,16 +156,16 @@ def test_killed_at_many_moments_while_codes_are_made(site, clean):
     ("call", "error", "nth"),
     [
         ("write", errno.ENOSPC, 1),
-        ("write", errno.ENOSPC, 30),
+        pytest.param(*("write", errno.ENOSPC, 30), marks=pytest.mark.slow),
         ("write", errno.EIO, 7),
-        ("write", errno.EDQUOT, 60),
+        pytest.param(*("write", errno.EDQUOT, 60), marks=pytest.mark.slow),
         ("truncate", errno.ENOSPC, 2),
         ("rename", errno.EIO, 1),
-        ("rename", errno.EACCES, 5),
+        pytest.param(*("rename", errno.EACCES, 5), marks=pytest.mark.slow),
         ("mkdir", errno.ENOSPC, 1),
         ("open", errno.EMFILE, 3),
         ("close", errno.EIO, 4),
-        ("chmod", errno.EPERM, 1),
+        pytest.param(*("chmod", errno.EPERM, 1), marks=pytest.mark.slow),
     ],
 )
 def test_a_call_that_fails_while_codes_are_made_stops_the_build_in_words(tmp_path, faulty, clean, call, error, nth):

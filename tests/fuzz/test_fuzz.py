@@ -36,7 +36,7 @@ def test_what_the_damage_begins_with_is_valid(target):
 
 
 def test_damaged_files_end_well(target):
-    @settings(max_examples=60, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, database=None, suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=False))
     def check(draw):
         target.execute(draw)
@@ -50,7 +50,7 @@ def test_a_damaged_cache_costs_time_and_nothing_else(kind, tmp_path, monkeypatch
     target = kind(tmp_path.resolve())
     target.thorough = 5
 
-    @settings(max_examples=15, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=10, database=None, suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=False))
     def check(draw):
         target.execute(draw)

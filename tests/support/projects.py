@@ -235,7 +235,7 @@ def skip_flushing(monkeypatch: Any) -> None:
 
     def connect_without_flushing(*args: Any, **options: Any) -> sqlite3.Connection:
         connection = connect(*args, **options)
-        with contextlib.suppress(sqlite3.DatabaseError):  # a file that is no database
+        with contextlib.suppress(sqlite3.DatabaseError, UnicodeDecodeError):  # a file that is no database
             connection.execute("PRAGMA synchronous = OFF")
         return connection
 
