@@ -78,6 +78,9 @@ def _published(plans: Iterable[OutputPlan]) -> Iterable[OutputPlan]:
 def check_names(prepared: Prepared, *, force: bool) -> Prepared:
     """Check, before anything is merged, that no file of the user's has a name that the output needs.
 
+    The card is no such file: one that somebody changed stays, and one that is as it was written is ours, also where it
+    was changed for a while.
+
     With ``force``, an output that has such files is published again, which replaces them.
 
     Raises
@@ -89,7 +92,6 @@ def check_names(prepared: Prepared, *, force: bool) -> Prepared:
         return prepared
     names = [file.name for file in prepared.side_files] + [shard.name for shard in prepared.plan.layout.shards]
     names += [MANIFEST, *([INDEX] if len(prepared.plan.layout.shards) > 1 else [])]
-    names += [] if has_foreign_card(prepared.target) else [CARD]
     taken = check_collisions(prepared.target, names, force=force)
     if not taken:
         return prepared

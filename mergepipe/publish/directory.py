@@ -27,7 +27,7 @@ from mergepipe.fsio.links import place_file
 from mergepipe.fsio.locks import directory_lock
 from mergepipe.fsio.reading import read_regular
 from mergepipe.fsio.swap import has_leftovers, recover_swap, staging_path, swap_in
-from mergepipe.publish.card import own_files
+from mergepipe.publish.card import CARD, has_foreign_card, own_files
 from mergepipe.publish.userfiles import keep_user_files, rescue_user_files
 
 MANIFEST = "mergepipe.json"
@@ -252,7 +252,8 @@ class Publication:
             If the file system refuses, such as a full disk; the target is untouched.
         """
         staged = staging_path(self.target)
-        check_collisions(self.target, contents.names, force=self._force)
+        own = {CARD} if not has_foreign_card(self.target) else set()
+        check_collisions(self.target, set(contents.names) - own, force=self._force)
         try:
             staged.mkdir()
             self.copied = tuple(name for name, pack in contents.links.items() if _place(pack, staged / name))

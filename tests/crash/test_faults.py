@@ -79,7 +79,9 @@ def fail_nth_call(site, clean, call, error, nth):
         # A source or a lock that cannot be read counts as one that is wrong.
         check_refused(result, code=2 if "source `" in result.stderr or "the lock `" in result.stderr else 1)
         # SQLite keeps the reason of the operating system to itself.
-        reasons = (os.strerror(error), "catalog.db` cannot be used: ")
+        reasons = [os.strerror(error), "catalog.db` cannot be used: "]
+        # Python closes a folder that could not be closed once more, and tells of that.
+        reasons += [os.strerror(errno.EBADF)] if call == "close" else []
         assert any(reason in result.stderr for reason in reasons), result.stderr
     site.report()
     site.check_done(clean[2])

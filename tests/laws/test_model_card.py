@@ -200,6 +200,21 @@ def test_a_card_that_the_user_changed_is_left_alone(project):
     assert "README.md" in project.manifest("m").files
 
 
+def test_a_card_that_was_changed_and_changed_back_is_ours_again(project):
+    project.build()
+    card = project.folder("m") / "README.md"
+    written = card.read_bytes()
+    card.write_bytes(written.replace(b"# m\n", b"# n\n"))
+    project.set_output("m", project.outputs["m"] | {"params": {"lambda": 0.5}})
+    project.build()
+    assert "README.md" not in project.manifest("m").files
+    card.write_bytes(written)
+    project.set_output("m", project.outputs["m"] | {"params": {"lambda": 0.25}})
+    project.build()
+    assert is_own_card(card.read_bytes())
+    assert "README.md" in project.manifest("m").files
+
+
 @pytest.mark.parametrize("force", [False, True], ids=["", "forced"])
 def test_a_card_of_the_users_own_is_left_alone(project, force):
     project.build()
