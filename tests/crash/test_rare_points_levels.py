@@ -139,7 +139,6 @@ def kill_at_moments(site, clean, count, seed):
     assert killed > 0, "every build had ended before it was killed"
 
 
-@pytest.mark.slow
 def test_killed_at_moments_while_codes_are_made(site, clean):
     kill_at_moments(site, clean, 3, 1)
 
