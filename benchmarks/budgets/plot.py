@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.budgets.results import Json
+from benchmarks.pages import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK = "#1f2328"
-STYLE: Any = {
-    "axes.edgecolor": "#8c959f",
-    "axes.labelcolor": _INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.facecolor": "white",
-    "font.family": "sans-serif",
-    "font.size": 9.0,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "mergepipe",  # the same figures make the same file
-    "text.color": _INK,
-    "xtick.color": "#57606a",
-    "ytick.color": "#57606a",
-}
 _OURS, _RANDOM, _HASH = "#0969da", "#6e7781", "#bc4c00"
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.budgets.plot import draw
 from benchmarks.budgets.results import Json, load
+from benchmarks.pages import put, table
 from mergepipe.units import format_bytes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -27,27 +27,6 @@ def render() -> None:
     PAGE.write_text(text, encoding="utf-8")
     if "family" in found:
         draw(found["family"], PICTURE)
-
-
-def put(page: str, name: str, text: str) -> str:
-    """Return a page with another text between the markers of a name.
-
-    Raises
-    ------
-    ValueError
-        If the page has no such markers.
-    """
-    begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if len(pattern.findall(page)) != 1:
-        raise ValueError(f"the page has no place for `{name}`")
-    return pattern.sub(lambda _: f"{begin}\n{text}\n{end}", page)
-
-
-def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    """Return a table in markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def percent(value: float | None) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.budgets.plot import STYLE
 from benchmarks.levels.results import Json
+from benchmarks.pages import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.budgets.report import percent, put, table
+from benchmarks.budgets.report import percent
 from benchmarks.levels.plot import draw
 from benchmarks.levels.results import Json, load
+from benchmarks.pages import put, table
 from mergepipe.units import format_bytes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.pages import STYLE
 from benchmarks.speed import rows
 from benchmarks.speed.ratios import median, runs_of
 from benchmarks.speed.results import Json
@@ -13,21 +14,6 @@ from benchmarks.speed.rows import COLD, ROWS, WARM
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK = "#1f2328"
-_STYLE: Any = {
-    "axes.edgecolor": "#8c959f",
-    "axes.labelcolor": _INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.facecolor": "white",
-    "font.family": "sans-serif",
-    "font.size": 9.0,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "mergepipe",  # the same figures make the same file
-    "text.color": _INK,
-    "xtick.color": "#57606a",
-    "ytick.color": _INK,
-}
 _WHO = (
     (rows.FLOOR, "I/O floor", "#8c959f"),
     (rows.OURS, "mergepipe", "#0969da"),
@@ -43,7 +29,7 @@ def draw(found: Json, path: Path) -> None:
     from matplotlib.figure import Figure
 
     names = [row.name for row in ROWS.values() if row.kind == "full" and row.name in found["rows"]]
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE | {"ytick.color": STYLE["text.color"]}):
         figure = Figure(figsize=(9.5, 1.2 + 0.5 * max(1, len(names))), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, 2, squeeze=False, sharey=True)[0]

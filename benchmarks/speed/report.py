@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.pages import put, table
 from benchmarks.speed import rows
 from benchmarks.speed.bars import bars
 from benchmarks.speed.plot import draw
@@ -23,25 +23,10 @@ def render() -> None:
     found = Results(RESULTS).found
     text = PAGE.read_text(encoding="utf-8")
     for name, make in SECTIONS.items():
-        text = put(text, name, make(found))
+        text = put(text, f"speed {name}", make(found))
     PAGE.write_text(text, encoding="utf-8")
     if measured_rows(found):
         draw(found, PICTURE)
-
-
-def put(page: str, name: str, text: str) -> str:
-    """Return a page with another text between the markers of a name.
-
-    Raises
-    ------
-    ValueError
-        If the page has no such markers, or has them twice.
-    """
-    begin, end = f"<!-- begin: speed {name} -->", f"<!-- end: speed {name} -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if len(pattern.findall(page)) != 1:
-        raise ValueError(f"the page has no place for `{name}`")
-    return pattern.sub(lambda _: f"{begin}\n{text}\n{end}", page)
 
 
 def facts(found: Json) -> str:
@@ -128,11 +113,6 @@ def flags_table(found: Json) -> str:
             yield (ROWS[row].title, dtype, f"`{flags}`" if flags else "(default)", *cells[4:])
 
     return f"Shape {found['flags']['shape']}, warm.\n\n{table(head, lines())}"
-
-
-def table(head: Sequence[str], lines: Iterator[Sequence[str]]) -> str:
-    """Return a table in markdown."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
 
 
 SECTIONS = {"facts": facts, "bars": bars_table, "runs": runs_table, "flags": flags_table}

@@ -120,3 +120,18 @@ def directory_lock(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def hold_place(stack: contextlib.ExitStack, target: Path) -> None:
+    """Make the folder that a directory will lie in, and hold it against others who publish there.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(directory_lock(target.parent))
+    except OSError as error:
+        fail_storage(error, target.parent, "prepare")

@@ -24,7 +24,7 @@ from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import fsync_path, remove_tree, write_file
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.fsio.links import place_file
-from mergepipe.fsio.locks import directory_lock
+from mergepipe.fsio.locks import hold_place
 from mergepipe.fsio.reading import read_regular
 from mergepipe.fsio.swap import has_leftovers, recover_swap, staging_path, swap_in
 from mergepipe.publish.card import CARD, has_foreign_card, own_files
@@ -211,11 +211,7 @@ class Publication:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Publication:
-        try:
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            self._stack.enter_context(directory_lock(self.target.parent))
-        except OSError as error:
-            fail_storage(error, self.target.parent, "prepare")
+        hold_place(self._stack, self.target)
         try:
             self.recover()
             check_target(self.target, force=self._force)  # again: somebody may have put something there meanwhile

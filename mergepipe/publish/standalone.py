@@ -13,7 +13,7 @@ from mergepipe.checkpoints.standalone import FOLDER, RECORD, read_record
 from mergepipe.errors import MergepipeError, PublishError, StorageError, fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import fsync_path, remove_tree, write_file
-from mergepipe.fsio.locks import directory_lock
+from mergepipe.fsio.locks import hold_place
 from mergepipe.fsio.swap import recover_swap, staging_path, swap_in
 from mergepipe.publish.directory import MANIFEST, SIGNATURE, check_place
 from mergepipe.publish.userfiles import keep_user_files, rescue_user_files
@@ -67,11 +67,7 @@ class StandaloneDirectory:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> StandaloneDirectory:
-        try:
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            self._stack.enter_context(directory_lock(self.target.parent))
-        except OSError as error:
-            fail_storage(error, self.target.parent, "prepare")
+        hold_place(self._stack, self.target)
         try:
             self._recover()
             check_target(self.target, force=self._force)

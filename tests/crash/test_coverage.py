@@ -41,7 +41,7 @@ REASONS = {
     "fsio/links.py:_reflink": "primitive",
     "fsio/links.py:copy_file": "primitive",
     "fsio/durable.py:pwrite_all": "primitive",
-    "publish/directory.py:__enter__": "a folder that is empty: the next run makes it, or finds it",
+    "fsio/locks.py:hold_place": "a folder that is empty: the next run makes it, or finds it",
     "publish/directory.py:_fsync_folders": "primitive of `assemble`",
     # what is lost with the process, and made again
     "fsio/scratch.py:_remove_left": "what killed processes left; the next process goes on",
