@@ -66,7 +66,8 @@ budget = {{ expert_reads = "50%" }}
         shutil.copy(root / "Mergefile.lock", root / "old.lock")
         (root / "Mergefile.toml").write_text(text.replace("weight = 0.5", "weight = 0.7"), encoding="utf-8")
         assert run(["build", "-q"]) == 0
-    return root
+        # Quick as long as anything looks at the build: what a quick build took for settled is in doubt for a usual one.
+        yield root
 
 
 def check(text):
