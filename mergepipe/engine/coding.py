@@ -182,7 +182,7 @@ def opener(codes: CodeStore, stored: bytes) -> Callable[[], OpenPack | None]:
             if error.facts.get("errno") in _OUT_OF_HANDLES:
                 raise
             return None
-        if pack is None or pack.header.seal == known:
+        if pack is None or pack.header is header or pack.header.seal == known:
             header = None if pack is None else pack.header
             return pack
         pack.close()

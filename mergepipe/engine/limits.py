@@ -26,7 +26,7 @@ _TABLE_BYTES = 24 << 20
 _FIXED_BYTES = 90 << 20
 # What a tensor takes in plan, graph, work and manifest, measured on a model of 100,000 tensors from three sources.
 _TENSOR_BYTES = 9_000
-_WIDE_BYTES = 1 << 20  # a worker's tile buffers and temporaries per input
+_WIDE_BYTES = 2 << 20  # a worker's tile buffers and temporaries per input
 # What a worker needs to code deltas, and to decode them, beside what grows with the block: measured 1.9 and 1.2 MiB.
 _CODING_BYTES = 4 << 20
 # Of an element of a block that is being coded: its delta, the base widened, and copies of units that are not zero. Of

@@ -10,7 +10,7 @@ from mergepipe.digest import DIGEST_SIZE, content_digest, record_digest
 from mergepipe.operators.contract import Statistic
 from mergepipe.plan.recipe import input_form
 from mergepipe.plan.values import InputRef, TensorPlan
-from mergepipe.progressive.levels import CODE_VERSION
+from mergepipe.progressive.levels import LEVELS_VERSION
 
 ABSENT = bytes(DIGEST_SIZE)
 _BLOCK_TAG = b"mergepipe.merge-block\0"
@@ -63,7 +63,7 @@ def code_digest(base: bytes | None, expert: bytes | None, level: int, row_elemen
     row_elements
         Of the tensor: scales go by rows.
     """
-    return record_digest("code-block", CODE_VERSION, level, row_elements, base, expert)
+    return record_digest("code-block", LEVELS_VERSION, level, row_elements, base, expert)
 
 
 def statistic_recipe(statistic: Statistic, tensor: TensorPlan, row_elements: int) -> bytes:

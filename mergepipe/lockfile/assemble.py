@@ -33,7 +33,7 @@ from mergepipe.mergefile.schema import ExpertRef, Rule, Source
 from mergepipe.plan.access import level_name
 from mergepipe.plan.parts import Part
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
-from mergepipe.progressive.levels import CODE_VERSION
+from mergepipe.progressive.levels import LEVELS_VERSION
 
 FULL_BUDGET = "full"
 EXACT_BOUND: Mapping[str, str | float] = {"kind": "exact", "absolute": 0.0, "relative_to_update": 0.0}
@@ -78,7 +78,7 @@ def declared_output(plan: OutputPlan, tokenizer: str | None, index: SourceIndex 
         slices=tuple(_slice(part) for part in plan.parts if part.slice is not None),
         rules=tuple(_rule(rule) for rule in output.rules),
         budget=FULL_BUDGET if output.budget is None else output.budget.text(),
-        levels_version=CODE_VERSION if plan.buys_levels else None,
+        levels_version=LEVELS_VERSION if plan.buys_levels else None,
         write=_write(plan, tokenizer),
         sources={source: pins.get(source) or UNKNOWN_DIGEST for source in plan.sources},
         expert_bytes_full=plan.expert_bytes,

@@ -159,6 +159,7 @@ class TaskArithmetic(Operator):
     shows_non_finite: ClassVar = True
     widens: ClassVar = True
     uses_base: ClassVar = True
+    sums_deltas: ClassVar = True
 
     def prepare(self, params: TensorParams, work: str) -> Prepared:
         """Return weights, divisor and scale; see `Operator.prepare`."""

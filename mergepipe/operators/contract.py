@@ -229,6 +229,9 @@ class Operator(ABC):
     widens
         Whether it takes experts by `BlockInputs.delta` and `BlockInputs.value` alone, each once, so that they may come
         in their stored dtypes: then no pass over memory is spent on widened copies of all of them.
+    sums_deltas
+        Whether deltas enter by nothing but their sum, weighted with ``Prepared.coefficients``, and it takes sums of
+        some of them (`BlockInputs.sums`): those of approximations are faster to make together.
     code
         The digest of the code that it is made of, part of every action key; empty for built-in operators, whose
         `version` says the same.
@@ -242,6 +245,7 @@ class Operator(ABC):
     names: ClassVar[bool] = False
     shows_non_finite: ClassVar[bool] = False
     widens: ClassVar[bool] = False
+    sums_deltas: ClassVar[bool] = False
     code: ClassVar[bytes] = b""
 
     @abstractmethod

@@ -30,6 +30,9 @@ class BlockInputs:
         Of the arrays, for operators that are left without any.
     non_finite
         Whether infinities and NaN may be among the values, so that equal values must not be subtracted blindly.
+    sums
+        Of an operator that `sums_deltas`: sums of weighted deltas of further experts, which are no entries of
+        ``experts`` and ``deltas``. They may be written to.
     scratch
         Returns the n-th of a few arrays of that shape and dtype to write into and to return: fresh memory costs more
         than the arithmetic. The same number is the same array within a call, and between calls of one worker. Numbers
@@ -52,6 +55,7 @@ class BlockInputs:
     non_finite: bool
     scratch: Callable[[int], Array]
     deltas: tuple[Array | None, ...] = ()
+    sums: tuple[Array, ...] = ()
     start: int = 0
     block: int = 0
     row_elements: int = 1

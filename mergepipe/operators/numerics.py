@@ -72,7 +72,8 @@ def normaliser(weights: Sequence[float], work: str) -> float:
 def weighted_sum(inputs: BlockInputs, coefficients: Sequence[float], *, deltas: bool) -> Array | None:
     """Return ``sum of c_i x_i`` (or ``c_i (x_i - base)``) from left to right, or None if no expert is present.
 
-    Every product and every addition is rounded on its own (no fused multiply-add), whatever the device.
+    Sums that were taken already, of deltas alone, come behind the experts. Every product and every addition is rounded
+    on its own (no fused multiply-add), whatever the device.
     """
     total = None
     for index, coefficient in enumerate(coefficients):
@@ -90,4 +91,9 @@ def weighted_sum(inputs: BlockInputs, coefficients: Sequence[float], *, deltas: 
             total = term
         else:
             total += term
+    for taken in inputs.sums:
+        if total is None:
+            total = taken
+        else:
+            total += taken
     return total

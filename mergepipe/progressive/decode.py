@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mergepipe.errors import PackError
 from mergepipe.progressive.levels import LEVEL_BITS, LEVELS, STAGE_BITS
 from mergepipe.progressive.spread import TILE, Spread
-from mergepipe.progressive.units import HIGHEST_CODE, HIGHEST_SCALE, LOWEST_SCALE, Units, scale_of
+from mergepipe.progressive.units import HIGHEST_CODE, HIGHEST_SCALE, LOWEST_SCALE, Units, decoded_points, scale_of
 
 Array = npt.NDArray[Any]
 
@@ -52,6 +52,8 @@ class BlockDecoder:
     ----------
     level
         How many chunks there are.
+    units
+        Of the block.
     unit_elements
         `fill` is fastest where it starts and stops at multiples of it, or at the block's end.
 
@@ -61,20 +63,26 @@ class BlockDecoder:
         If the chunks are not what a block of this size has.
     """
 
-    __slots__ = ("_classes", "_planes", "_ranks", "_spread", "_units", "level", "unit_elements")
+    __slots__ = ("_classes", "_planes", "_points", "_ranks", "_scales", "_spread", "level", "unit_elements", "units")
 
     def __init__(self, chunks: Sequence[memoryview | bytes], elements: int, row_elements: int) -> None:
         self.level = len(chunks)
         if not 1 <= self.level <= LEVELS:
             raise PackError(f"{self.level} chunks are given, expected 1 to {LEVELS}")
-        self._units = Units.of(elements, row_elements)
-        self.unit_elements = self._units.size
+        self.units = Units.of(elements, row_elements)
+        self.unit_elements = self.units.size
         self._spread: Spread | None = None
+        self._planes: list[Array] = []
         if any(len(chunk) for chunk in chunks):
             self._parse(chunks)
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether no element differs from zero: the code of such a block is empty."""
+        return not self._planes
+
     def _parse(self, chunks: Sequence[memoryview | bytes]) -> None:
-        units = self._units
+        units = self.units
         start = _BASE.size + units.count
         _check(1, len(chunks[0]) >= start, len(chunks[0]), start)
         (base,) = _BASE.unpack_from(chunks[0])
@@ -84,7 +92,6 @@ class BlockDecoder:
         coded = codes != 0
         number = int(np.count_nonzero(coded))
         width = number * units.plane_bytes - units.cut(bool(coded[-1:].any()))
-        self._planes: list[Array] = []
         points = np.zeros(0, np.float16)
         for stage, chunk in enumerate(chunks):
             table = 2 << LEVEL_BITS[stage]
@@ -101,11 +108,51 @@ class BlockDecoder:
         rank[used] = np.arange(len(used))
         self._classes = rank[codes[coded] if number < units.count else codes]
         self._ranks = None if number == units.count else np.concatenate(([0], np.cumsum(coded)))
-        scales = scale_of(used + base)
+        self._scales = scales = scale_of(used + base)
         largest = float(np.abs(points).max()) * float(scales[-1])
         if not largest < _TOO_LARGE:  # neither are infinities and NaN
             raise PackError("the chunks have points that are no finite numbers, and no code is like that")
-        self._spread = Spread(points.astype(np.float32), scales)
+        self._points = points.astype(np.float32)
+
+    def unit_points(self, weight: float, dtype: np.dtype[Any]) -> Array:
+        """Return (units, 2**bits): what every code of an element stands for in each unit, times a weight.
+
+        Parameters
+        ----------
+        weight
+            Rounded to ``dtype``, in which the products are taken.
+        """
+        values = decoded_points(self._scales, self._points).astype(dtype, copy=False)
+        if weight != 1:
+            values = values * dtype.type(weight)
+        if self._ranks is None:
+            return np.take(values, self._classes, axis=0)
+        whole = np.zeros((self.units.count, values.shape[1]), dtype)
+        whole[np.diff(self._ranks) > 0] = values[self._classes]
+        return whole
+
+    def unit_planes(self) -> list[Array]:
+        """Return the planes of all units from the sign down, (units * bytes,) uint8 each, at most the last unit short.
+
+        What zero units have there means nothing.
+        """
+        if self._ranks is None:
+            return self._planes
+        width, there = self.units.plane_bytes, np.diff(self._ranks) > 0
+        planes = []
+        for plane in self._cut(0, int(self._ranks[-1])):
+            whole = np.zeros((self.units.count, width), np.uint8)
+            whole[there] = plane.reshape(-1, width)
+            planes.append(whole.reshape(-1))
+        return planes
+
+    def _cut(self, first: int, last: int) -> list[Array]:
+        """Return the planes of coded units [first, last), counted without the others."""
+        begin, end = first * self.units.plane_bytes, last * self.units.plane_bytes
+        planes = [plane[begin:end] for plane in self._planes]
+        if len(planes[0]) < end - begin:  # the last unit of a block may be short
+            planes = [np.concatenate((plane, np.zeros(end - begin - len(plane), np.uint8))) for plane in planes]
+        return planes
 
     def fill(self, start: int, out: Array) -> None:
         """Write the decoded delta of elements [start, start + len(out)) of the block into ``out``.
@@ -115,11 +162,13 @@ class BlockDecoder:
         out
             1-D, contiguous, float32 or float64.
         """
-        if self._spread is None:
+        if self.is_zero:
             out[...] = 0
             return
-        size, stop = self._units.size, start + len(out)
-        per_tile = TILE // self._units.padded
+        if self._spread is None:
+            self._spread = Spread(self._points, self._scales)
+        size, stop = self.units.size, start + len(out)
+        per_tile = TILE // self.units.padded
         for first in range(start // size, -(-stop // size), per_tile):
             last = min(first + per_tile, -(-stop // size))
             low, high = max(start, first * size), min(stop, last * size)
@@ -127,7 +176,7 @@ class BlockDecoder:
 
     def _fill_units(self, first: int, last: int, skip: int, out: Array) -> None:
         """Decode units [first, last), and write what follows the first ``skip`` elements."""
-        units, shape = self._units, (last - first, self._units.padded)
+        units, shape = self.units, (last - first, self.units.padded)
         is_direct = out.size == (last - first) * units.padded and out.dtype == np.float32 and out.flags.c_contiguous
         decoded = (out if is_direct else _workspace.decoded[: shape[0] * shape[1]]).reshape(shape)
         if self._ranks is None:
@@ -153,13 +202,9 @@ class BlockDecoder:
 
     def _decode(self, first: int, last: int, out: Array) -> None:
         """Decode coded units [first, last), counted without the others, into ``out`` (units, padded) float32."""
-        width = self._units.plane_bytes
-        begin, end = first * width, last * width
-        planes = [plane[begin:end] for plane in self._planes]
-        if len(planes[0]) < end - begin:  # the last unit of a block may be short
-            planes = [np.concatenate((plane, np.zeros(end - begin - len(plane), np.uint8))) for plane in planes]
+        planes = [plane.reshape(-1, self.units.plane_bytes) for plane in self._cut(first, last)]
         assert self._spread is not None
-        self._spread.look_up([plane.reshape(-1, width) for plane in planes], self._classes[first:last], out)
+        self._spread.look_up(planes, self._classes[first:last], out)
 
 
 def _check(stage: int, is_right: bool, got: int, expected: int) -> None:

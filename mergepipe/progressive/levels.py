@@ -8,6 +8,8 @@ from mergepipe.digest import record_digest
 
 CODE_VERSION = 1
 """Changes with every change of the bytes that a delta is coded into."""
+LEVELS_VERSION = 2
+"""Changes with every change of what is merged of codes: of the code, or of how decoded deltas are summed up."""
 STAGE_BITS: tuple[int, ...] = (1, 1, 1, 1, 1, 1, 2)
 """Bits for each element that a stage adds. Level k is the first k stages."""
 LEVELS = len(STAGE_BITS)

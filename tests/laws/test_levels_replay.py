@@ -102,12 +102,12 @@ def test_counts_that_the_result_does_not_bear_out_are_noticed(project, tmp_path,
 def test_a_manifest_of_another_code_is_refused_before_anything_is_read(project, tmp_path):
     edited(project, lambda d: d["output"].update(levels_version=9), "m")
     error = refused(project, tmp_path / "empty", PlanError, "m")[0]
-    assert "`levels_version` would be 1, and was 9" in error.message
+    assert "`levels_version` would be 2, and was 9" in error.message
 
 
 @pytest.mark.parametrize(
     ("what", "instead"),
-    [("levels_version = 1", "levels_version = 2"), (" at level 3", " at level 2"), (" B, 3", " B, 2")],
+    [("levels_version = 2", "levels_version = 3"), (" at level 3", " at level 2"), (" B, 3", " B, 2")],
 )
 def test_a_lock_that_says_other_levels_is_noticed(project, what, instead):
     text = project.lock.read_text()

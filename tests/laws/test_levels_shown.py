@@ -59,7 +59,7 @@ def test_plan_build_lock_manifest_and_report_say_the_same(built):
 def test_the_lock_is_one_fact_a_line_and_reads_back(built):
     text = built[0].lock.read_text()
     assert "revision = 1\n" in text
-    assert 'budget = "15% in levels"\nlevels_version = 1\n' in text
+    assert 'budget = "15% in levels"\nlevels_version = 2\n' in text
     assert render_lock(parse_lock(text, built[0].lock)) == text
 
 
@@ -150,7 +150,7 @@ def test_the_difference_of_two_locks_says_levels(changed):
     assert "moved" not in text
     text = run_mergepipe(["diff", "new.lock", "blocks.lock"], changed).stdout
     assert re.search(r'budget +"25% in levels" -> "25%"', text)
-    assert re.search(r"levels_version +1 -> none", text)
+    assert re.search(r"levels_version +2 -> none", text)
     assert re.search(r"levels +6 at level 5, .* -> whole blocks", text)
 
 

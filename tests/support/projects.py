@@ -270,7 +270,8 @@ class Reads:
 
         def recording_preadv(fd: int, buffers: Sequence[memoryview], offset: int, *flags: int) -> int:
             count = preadv(fd, buffers, offset, *flags)
-            self._add(fd, offset, count)
+            if not flags:  # with flags it is a look at the page cache, at single bytes
+                self._add(fd, offset, count)
             return count
 
         monkeypatch.setattr(os, "pread", recording_pread)

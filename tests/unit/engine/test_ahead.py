@@ -91,3 +91,24 @@ def test_writing_back_early_changes_no_byte(tmp_path):
     finally:
         os.close(fd)
     start_writeback(fd, 0, 1)  # advice about what is closed is no error
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="nothing can be asked for")
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_in_the_page_cache_is_not_asked_for(tmp_path, monkeypatch, kept):
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(3 << 20))
+    calls, reads = [], []
+
+    def preadv(fd, buffers, offset, flags):
+        reads.append((offset, len(buffers[0])))
+        if kept:
+            return len(buffers[0])
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, count, advice: calls.append((offset, count)))
+    with path.open("rb") as file:
+        ahead.advise(file.fileno(), 10, (2 << 20) + 5)
+    assert calls == ([] if kept else [(10, 1 << 20), (10 + (1 << 20), 1 << 20), (10 + (2 << 20), 5)])
+    assert all(size == 1 and 10 <= offset < 10 + (2 << 20) + 5 for offset, size in reads)
