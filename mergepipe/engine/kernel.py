@@ -14,16 +14,12 @@ from typing import Any
 import numpy as np
 
 from mergepipe.dtypes import numpy_dtype
+from mergepipe.engine.limits import TILE_ELEMENTS
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.operators.contract import BlockInputs, Reduction, Statistic
 from mergepipe.progressive.decode import BlockDecoder
 from mergepipe.progressive.joint import JointDecoder
 
-# Measured with four experts and two workers: 2^16 takes ties 15% longer, for its tiles leave the second cache later but
-# its threads wait for one another between more calls; 2^18 is 5% quicker and takes twice the memory.
-TILE_ELEMENTS = 1 << 17
-# Of operators that widen by themselves, which use three arrays however many experts there are, tiles are longer.
-_STORED_FACTOR = 2
 # As many decoded deltas or more are quicker to decode and sum up together.
 _JOINED = 2
 
@@ -34,9 +30,16 @@ Array = np.ndarray[Any, Any]
 
 
 class Scratch:
-    """Buffers of one worker, reused from job to job: fresh memory costs more than the arithmetic."""
+    """Buffers of one worker, reused from job to job: fresh memory costs more than the arithmetic.
 
-    def __init__(self) -> None:
+    Attributes
+    ----------
+    tile_elements
+        How many elements are worked on at a time (`tile_elements`).
+    """
+
+    def __init__(self, tile_elements: int = TILE_ELEMENTS) -> None:
+        self.tile_elements = tile_elements
         self._bytes: dict[object, Array] = {}
         self._wide: dict[tuple[object, str], Array] = {}
 
@@ -56,7 +59,7 @@ class Scratch:
         key = (name, work)
         have = self._wide.get(key)
         if have is None or have.size < size:  # a row may be longer than a tile
-            have = self._wide[key] = np.empty(max(size, TILE_ELEMENTS), np.dtype(work))
+            have = self._wide[key] = np.empty(max(size, self.tile_elements), np.dtype(work))
         return have[:size]
 
 
@@ -147,7 +150,7 @@ def _tiles(
     for slot, alias in enumerate(aliases):
         decoded = alias is not None and isinstance(inputs[alias], BlockDecoder)
         delta[slot] |= decoded and tensor.uses_base
-    length = TILE_ELEMENTS * (_STORED_FACTOR if cut.stored else 1)
+    length = scratch.tile_elements
     if cut.rowwise and not facts.splits_row:
         length = max(1, length // facts.row_elements) * facts.row_elements
     elif unit := max((source.unit_elements for source in inputs if isinstance(source, BlockDecoder)), default=0):
@@ -263,7 +266,7 @@ def _to_odd(values: Array) -> Array:
 def all_finite(values: Array, scratch: Scratch) -> bool:
     """Return whether no value (1-D, of any mergeable dtype) is NaN or infinite."""
     exponent = _EXPONENTS.get(values.dtype.name)
-    length = 2 * TILE_ELEMENTS
+    length = scratch.tile_elements
     room = np.frombuffer(scratch.buffer("finite", 2 * length), np.bool_ if exponent is None else np.uint16)
     for start in range(0, values.size, length):
         part = values[start : start + length]

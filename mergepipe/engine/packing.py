@@ -20,7 +20,8 @@ from mergepipe.checkpoints.standalone import StandaloneTensor
 from mergepipe.digest import content_digest, source_digest, tensor_digest
 from mergepipe.dtypes import is_mergeable
 from mergepipe.engine.coding import delta_of
-from mergepipe.engine.kernel import TILE_ELEMENTS, Array, Scratch, typed
+from mergepipe.engine.kernel import Array, Scratch, typed
+from mergepipe.engine.limits import TILE_ELEMENTS
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.errors import fail_storage
 from mergepipe.fsio.identity import FileIdentity

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from mergepipe.engine.kernel import Scratch
-from mergepipe.engine.limits import JOBS_AHEAD
+from mergepipe.engine.limits import JOBS_AHEAD, tile_elements
 
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
@@ -22,16 +22,19 @@ class WorkerPool:
     ----------
     workers
         How many threads.
+    memory
+        The limit for weights in flight, in bytes; None for none.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, memory: int | None = None) -> None:
         self._workers = workers
+        self._tile = tile_elements(memory)
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="mergepipe")
         self._local = threading.local()
 
     def _scratch(self) -> Scratch:
         if not hasattr(self._local, "scratch"):
-            self._local.scratch = Scratch()
+            self._local.scratch = Scratch(self._tile)
         scratch: Scratch = self._local.scratch
         return scratch
 

@@ -158,7 +158,7 @@ class Engine:
         check_memory(plans, self._options.memory)
         self._job_memory = job_memory(plans, self._options.memory)
         self._workers = fitting_workers(plans, self._options.workers, self._options.memory)
-        return WorkerPool(self._workers)
+        return WorkerPool(self._workers, self._options.memory)
 
     def _shards(
         self, plans: Iterable[OutputPlan]
@@ -275,7 +275,7 @@ class Engine:
         """
         first = plans[:1]
         maker = GroupMaker(self._index, self._catalog, *self._shards(first))
-        pool = WorkerPool(self._options.workers)
+        pool = WorkerPool(self._options.workers, self._options.memory)
         try:
             self._load_blocks(first)
             self._index.settle(_sources(first))

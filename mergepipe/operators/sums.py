@@ -21,8 +21,8 @@ from mergepipe.operators.magnitudes import patterns
 UNIT = 1074
 _LARGE = 900
 _SCALED = 200
-# Numbers that are widened to float64 together.
-_TOGETHER = 1 << 14
+# Numbers that are widened to float64 together: two arrays of them fit the second cache.
+_TOGETHER = 1 << 16
 
 
 def exact_sum(values: Array) -> int:
@@ -30,7 +30,7 @@ def exact_sum(values: Array) -> int:
     total = 0
     for piece, wide, spare in _pieces(values):
         np.copyto(wide, piece)
-        total += _piece_sum(wide, spare)
+        total += _piece_sum(wide, spare, _highest(wide))
     return total
 
 
@@ -42,27 +42,30 @@ def _pieces(values: Array) -> Iterator[tuple[Array, Array, Array]]:
         yield piece, wide[: piece.size], spare[: piece.size]
 
 
-def _piece_sum(rest: Array, spare: Array) -> int:
-    """Return the exact sum of finite float64 numbers; both arrays are overwritten."""
+def _highest(values: Array) -> float:
+    return max(float(values.max()), -float(values.min()))
+
+
+def _piece_sum(rest: Array, spare: Array, highest: float) -> int:
+    """Return the exact sum of finite float64 numbers, of magnitudes up to `highest`; both arrays are overwritten."""
     total = 0
-    while True:
-        highest = max(float(rest.max()), -float(rest.min()))
-        if highest == 0:
-            return total
+    while highest:
         exponent = math.frexp(highest)[1]
         if exponent > _LARGE:  # the grid itself would overflow
             large = np.abs(rest) >= 2.0 ** (_LARGE - _SCALED)
             scaled = rest[large] * 2.0**-_SCALED
-            total += _piece_sum(scaled, np.empty_like(scaled)) << _SCALED
+            total += _piece_sum(scaled, np.empty_like(scaled), _highest(scaled)) << _SCALED
             rest[large] = 0
-            continue
-        # As many multiples of the grid as `rest.size` such values hold are exact in float64.
-        grid = max(exponent + rest.size.bit_length() - 51, -UNIT)
-        shift = math.ldexp(1.5, 52 + grid)
-        np.add(rest, shift, out=spare)
-        spare -= shift
-        total += units(float(spare.sum()))
-        rest -= spare
+        else:
+            # As many multiples of the grid as `rest.size` such values hold are exact in float64.
+            grid = max(exponent + rest.size.bit_length() - 51, -UNIT)
+            shift = math.ldexp(1.5, 52 + grid)
+            np.add(rest, shift, out=spare)
+            spare -= shift
+            total += units(float(spare.sum()))
+            rest -= spare
+        highest = _highest(rest) if rest.any() else 0.0
+    return total
 
 
 def units(value: float) -> int:
@@ -88,9 +91,11 @@ def finite_sum(values: Array) -> int:
     total = 0
     for piece, wide, spare in _pieces(values):
         np.abs(piece, out=wide)
-        if not np.isfinite(wide.max()):
+        highest = float(wide.max())
+        if not math.isfinite(highest):
             wide[~np.isfinite(wide)] = 0
-        total += _piece_sum(wide, spare)
+            highest = float(wide.max())
+        total += _piece_sum(wide, spare, highest)
     return total
 
 

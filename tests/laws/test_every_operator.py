@@ -1,6 +1,7 @@
 """Laws 1, 2, 5 and 6 for every operator: the same bits however the work is cut, and only what changed is done again."""
 
 import shutil
+import sqlite3
 
 import numpy as np
 import pytest
@@ -325,3 +326,24 @@ def test_sums_over_masks_belong_to_the_place_of_a_block_not_to_its_number(tmp_pa
     build(tmp_path / "one", tall, (14, 12))
     want = build(tmp_path / "clean", wide, (11, 16))
     np.testing.assert_array_equal(build(tmp_path / "one", wide, (11, 16)), want)
+
+
+@pytest.mark.parametrize("name", every(sorted(RECIPES)))
+def test_shorter_tiles_where_memory_is_limited_change_no_bit(tmp_path, name):
+    rng = np.random.default_rng(7)
+    shapes = {"model.layers.0.mlp.weight": (301, 500), "model.long": (2, 70_001)}
+    sources = {"base": {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}}
+    for number in (1, 2, 3):
+        sources[f"e{number}"] = {
+            n: (a + rng.standard_normal(a.shape).astype(np.float32) * 0.01).astype(np.float32)
+            for n, a in sources["base"].items()
+        }
+    builds = []
+    for number, memory in enumerate((None, 256 << 20)):
+        project = make(tmp_path / str(number), name, sources=sources, geometry=Geometry(block_elements=1 << 17))
+        project.build(memory=memory)
+        catalog = sqlite3.connect(project.cache / "catalog.db")
+        rows = catalog.execute("SELECT * FROM statistics ORDER BY 1, 2, 3").fetchall()
+        catalog.close()
+        builds.append((project.raw("m"), rows))
+    assert builds[0] == builds[1]

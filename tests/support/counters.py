@@ -57,7 +57,7 @@ class Counters:
             return measure(*arguments, **options)
 
         monkeypatch.setattr(mergepipe.engine.job, "measure_block", counted)
-        monkeypatch.setattr(mergepipe.engine.pool, "Scratch", lambda: _kept(self._scratches, Scratch()))
+        monkeypatch.setattr(mergepipe.engine.pool, "Scratch", lambda tile: _kept(self._scratches, Scratch(tile)))
         # What it takes is given back untouched: no memory of the process, though Python counts it for a moment.
         monkeypatch.setattr(mergepipe.engine.run, "keep_freed_memory", lambda: None)
         monkeypatch.setattr(mergepipe.engine.run, "HoldPool", lambda limit: _kept(self._holds, _CountingHold(limit)))
