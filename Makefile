@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --quiet --disable-pip-version-check --retries 10 --constraint constraints.txt
-PYTEST_FLAGS ?= -n auto
+# Neighbours go to one worker: what the tests of a file share is made once.
+PYTEST_FLAGS ?= -n auto --dist worksteal
 SLOW ?= slow
 MERGEKIT ?= .venv-mergekit/bin/python
 BENCH_FLAGS ?=

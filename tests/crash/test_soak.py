@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.soak import soak
 
-FEW, MANY = 6, 200
+FEW, MANY = 4, 200
 LONGEST = 900.0  # seconds; a slow machine does fewer
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.every_operator import RECIPES
 from support.operators import Run, tensor_params
-from support.quick import every
+from support.quick import every, examples
 
 from mergepipe.operators.registry import operator as operator_named
 from mergepipe.plan.bounds import update_norm
@@ -248,7 +248,7 @@ def test_every_case_is_of_the_kind_that_is_proven():
 
 
 @pytest.mark.parametrize("case", every(BOUNDED, QUICK))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_the_bound_holds_for_every_prefix(case, data):
     merge = Merge(case, data.draw(families(len(CASES[case][1]))))
@@ -257,7 +257,7 @@ def test_the_bound_holds_for_every_prefix(case, data):
 
 
 @pytest.mark.parametrize("case", every(BOUNDED, QUICK))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_a_block_moves_by_no_more_than_its_influence_allows_whatever_is_left_out(case, data):
     merge = Merge(case, data.draw(families(len(CASES[case][1]))))
@@ -279,7 +279,7 @@ def test_a_block_moves_by_no_more_than_its_influence_allows_whatever_is_left_out
 
 
 @pytest.mark.parametrize("case", every(sorted(CASES), QUICK))
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(data=st.data())
 def test_everything_read_is_the_full_read_bit_for_bit(case, data):
     merge = Merge(case, data.draw(families(len(CASES[case][1]))))
@@ -291,7 +291,7 @@ def test_everything_read_is_the_full_read_bit_for_bit(case, data):
 
 
 @pytest.mark.parametrize("case", every(sorted(COMBINED), QUICK))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_the_norm_of_the_update_is_that_of_the_merge(case, data):
     merge = Merge(case, data.draw(families(len(CASES[case][1]))))

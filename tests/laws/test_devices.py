@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.quick import examples
 from support.reference import linear, round_to, same_bits, task_arithmetic
 
 from mergepipe.operators.contract import BlockInputs, TensorParams
@@ -52,7 +53,7 @@ def values(seed, count, work):
 numbers = st.floats(-4, 4, width=32).filter(lambda value: abs(value) > 1e-3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     operator=st.sampled_from(["linear", "task_arithmetic", "passthrough"]),
     work=st.sampled_from(["float32", "float64"]),

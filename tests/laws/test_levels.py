@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.budgets import levels, with_budget
 from support.every_operator import RECIPES
 from support.projects import Messages, Reads, SmallProject
-from support.quick import every
+from support.quick import every, examples
 
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.lockfile.reader import read_lock
@@ -354,7 +354,7 @@ def test_a_pack_that_is_not_what_it_was_is_made_again(tmp_path, how):
 # --- inputs of every kind -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_bounds_hold_for_shapes_dtypes_and_scales_of_all_kinds(tmp_path_factory, data):
     shape = data.draw(st.sampled_from([(130, 130), (1, 40_000), (40_000,), (9_000, 3), (64, 16, 17), (2, 20_000)]))

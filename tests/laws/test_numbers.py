@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.checkpoints import as_dtype, random_tensors
 from support.projects import SmallProject
+from support.quick import examples
 from support.reference import parameters
 
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
@@ -286,7 +287,7 @@ def safe_to_normalise(recipe, names):
     return True
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(drawn=recipes().filter(lambda drawn: safe_to_normalise(drawn[2], drawn[0])))
 def test_any_recipe_over_any_dtypes_equals_the_reference(tmp_path_factory, drawn):
     shapes, dtypes, recipe, seed, block = drawn

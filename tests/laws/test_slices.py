@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.checkpoints import random_tensors, read_checkpoint
 from support.projects import SmallProject, edit_tensor
+from support.quick import examples
 
 from mergepipe.errors import LockDiffersError
 
@@ -194,7 +195,7 @@ def slices(draw):
     return part
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(parts=st.lists(slices(), min_size=1, max_size=4), dtype=st.sampled_from(["float32", "bfloat16"]))
 def test_any_slices_equal_the_reference(tmp_path_factory, parts, dtype):
     project = SmallProject(tmp_path_factory.mktemp("slices"))

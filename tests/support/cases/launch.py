@@ -94,7 +94,7 @@ class Moment:
         return "while the file is open" if self.share is None else f"at {self.share:.0%} of the build's time"
 
 
-_SHARES = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_SHARES = (0.0, 0.5, 0.65, 0.8, 0.95)
 MOMENTS = (*(Moment(share=share) for share in _SHARES), Moment())
 
 

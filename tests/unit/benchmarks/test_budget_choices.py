@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.quick import examples
 
 from benchmarks.budgets.choices import at_random, by_hash, fill, hash_of, reordered
 from mergepipe.operators.influence import Influence, additive
@@ -93,7 +94,7 @@ def test_the_planners_own_order_put_in_order_is_itself_bit_for_bit(kind, same):
 
 
 @given(st.integers(0, 1000), st.integers(0, 40), st.sampled_from(["additive", "mean", "sum"]))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_the_bound_of_a_choice_is_the_formula_over_what_it_leaves_out(seed, count, kind):
     found = order(kind, "additive", kind)
     items = at_random(found, seed)
@@ -125,7 +126,7 @@ def test_without_a_bound_for_one_tensor_there_is_none_until_all_of_it_is_read():
 
 
 @given(st.integers(0, 1000), st.integers(0, 20_000))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_what_is_filled_costs_no_more_than_the_limit_and_leaves_nothing_that_would_fit(seed, limit):
     found = order("additive", "mean", "additive")
     items = at_random(found, seed)

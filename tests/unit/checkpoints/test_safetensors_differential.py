@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize, safe_open
+from support.quick import examples
 
 from mergepipe.checkpoints.safetensors import Header, read_header
 from mergepipe.dtypes import DTYPES
@@ -191,7 +192,7 @@ def files(draw: st.DrawFn) -> bytes:
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-@settings(QUICK, max_examples=150)
+@settings(QUICK, max_examples=examples(150))
 @given(headers())
 def test_valid_headers_mean_the_same(described):
     members, data = described
@@ -201,7 +202,7 @@ def test_valid_headers_mean_the_same(described):
     compare(content)
 
 
-@settings(QUICK, max_examples=400)
+@settings(QUICK, max_examples=examples(400))
 @given(files())
 def test_mutated_files_get_the_verdict_of_the_library(content):
     compare(content)
@@ -217,7 +218,7 @@ def test_many_mutated_files_get_the_verdict_of_the_library(content):
 UNKNOWN = '{{"a":{{"dtype":"U8","shape":[2],"data_offsets":[0,2],"x":{}}}}}'
 
 
-@settings(QUICK, max_examples=300)
+@settings(QUICK, max_examples=examples(300))
 @given(
     st.recursive(
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)),
@@ -236,14 +237,14 @@ def test_unknown_keys_get_the_verdict_of_the_library(value, depth):
     compare(build(UNKNOWN.format(text), 2))
 
 
-@settings(QUICK, max_examples=200)
+@settings(QUICK, max_examples=examples(200))
 @given(st.text("0123456789eE+-.", min_size=1, max_size=12))
 def test_number_literals_get_the_verdict_of_the_library(literal):
     compare(build(UNKNOWN.format(literal), 2))
     compare(build('{"a":{"dtype":"U8","shape":[' + literal + '],"data_offsets":[0,2]}}', 2))
 
 
-@settings(QUICK, max_examples=300)
+@settings(QUICK, max_examples=examples(300))
 @given(st.binary(max_size=40), st.integers(0, 45))
 def test_arbitrary_bytes_get_the_verdict_of_the_library(data, length):
     compare(data)

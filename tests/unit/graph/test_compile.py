@@ -13,6 +13,7 @@ from support.budgets import levels, percent, with_budget
 from support.checkpoints import random_tensors, read_checkpoint
 from support.cli import clean_environment
 from support.projects import SmallProject, edit_tensor
+from support.quick import examples
 from unit.graph.helpers import compiled
 
 from mergepipe.checkpoints.geometry import Geometry
@@ -184,7 +185,7 @@ def test_rows_beyond_the_common_ones_are_read_of_the_base_alone(tmp_path):
 # --- the engine does what the graph shows -------------------------------------------------------------------------
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     edits=st.lists(st.tuples(st.sampled_from(["base", *EXPERTS]), st.sampled_from(list(SHAPES)), st.integers(0, 63))),
     scale=st.sampled_from([1.0, 0.5]),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.diffs import NEW, OLD, digest, of_layers, output, source, tensors
+from support.quick import examples
 from unit.lockfile.samples import LOCK, MANIFEST, SLICED, STAGED, experts, locks, outputs, rules
 
 from mergepipe.checkpoints.layers import LayerMap
@@ -76,7 +77,7 @@ known_locks = st.lists(known_operators, max_size=2, unique_by=lambda o: o.name).
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(locks | known_locks, locks | known_locks)
 def test_there_is_a_difference_exactly_where_a_locked_build_sees_one(one, other):
     assert diff(one, one).is_empty
@@ -85,7 +86,7 @@ def test_there_is_a_difference_exactly_where_a_locked_build_sees_one(one, other)
     json.dumps(found.as_json())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(known_locks, st.data())
 def test_every_tensor_that_differs_has_a_cause_and_is_in_one_group(lock, data):
     entries = []
@@ -358,7 +359,7 @@ def test_an_encoder_is_not_a_decoder():
     assert [module_of(name, LayerMap(names)) for name in names] == ["encoder.block.q", "decoder.block.q"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(experts, max_size=3), st.lists(rules, max_size=3))
 def test_odd_parameters_of_an_edited_lock_are_not_resolved_or_resolved(found, declared):
     entry = replace(PLAIN, experts=tuple(found), rules=tuple(declared))

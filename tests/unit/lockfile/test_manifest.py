@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.quick import examples
 from unit.lockfile.samples import ASSISTANT, MANIFEST, STAGED, check_golden, digest, manifests
 
 from mergepipe.digest import DIGEST_SIZE, content_digest, format_digest, source_digest, tensor_digest
@@ -209,7 +210,7 @@ def test_data_that_is_nested_without_end_is_refused():
     assert "nested too deeply" in refused(b'{"version": 1, "extra": ' + b"[" * 200_000)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_flipped_bits_and_cuts_never_end_in_anything_but_a_lock_error(data):
     raw = bytearray(DATA)

@@ -10,6 +10,7 @@ import tomli
 import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.quick import examples
 from unit.lockfile.samples import ASSISTANT, BASE, LOCK, digest, locks
 
 from mergepipe.errors import LockError
@@ -42,7 +43,7 @@ def altered(old, new, count=1):
     return TEXT.replace(old, new, count)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(locks)
 def test_a_lock_reads_back_as_it_was_and_renders_the_same(lock):
     text = render_lock(lock)
@@ -242,7 +243,7 @@ def test_a_missing_key_has_the_line_of_its_table():
     assert error.facts["line"] == line_of(TEXT, "[sources.base]")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_damage_never_ends_in_anything_but_a_lock_or_a_lock_error(data):
     raw = bytearray(TEXT.encode())

@@ -7,6 +7,7 @@ import pytest
 import tomli
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.quick import examples
 from unit.lockfile.samples import ASSISTANT, BASE, CODE, LOCK, MATH, SLICED, check_golden, locks, texts
 
 from mergepipe.errors import InternalError, LockError
@@ -79,7 +80,7 @@ def test_values_read_back_with_their_type(value):
     assert not isinstance(value, float) or math.copysign(1, read) == math.copysign(1, value)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(texts)
 def test_any_text_reads_back_as_key_and_as_value(text):
     assert tomli.loads(f"{key_text(text)} = {quote(text)}") == {text: text}

@@ -12,6 +12,7 @@ from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 from support import reference_select
 from support.divergence_bits import divergence_bits
 from support.operators import Run, merge, tensor_params
+from support.quick import examples
 from support.reference import same_bits
 from support.selections import inputs, stored, whole
 
@@ -52,7 +53,7 @@ def factors(base, expert, **options):
     return np.frombuffer(b"".join(one.values(Divergences(slots=(0, 1)))), one.work)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(cases)
 def test_it_is_the_reference_of_the_measured_divergences_however_the_tensor_is_cut(arrays):
     base, expert = arrays
@@ -73,7 +74,7 @@ def test_divergences_are_those_of_the_slow_formula_and_do_not_depend_on_the_cutt
         )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(flat_cases)
 def test_in_a_tensor_of_one_row_the_importance_is_the_change(arrays):
     base, expert = arrays

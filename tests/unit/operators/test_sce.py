@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import reference_select
 from support.operators import Run, merge, tensor_params
+from support.quick import examples
 from support.reference import same_bits
 from support.selections import cases, inputs, stored, whole
 
@@ -30,7 +31,7 @@ def assert_near(got, want, base, experts):
     assert (np.abs(got - want) <= 16 * np.finfo(want.dtype).eps * size).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases, shares)
 def test_it_is_the_reference_however_the_tensor_is_cut(arrays, share):
     base, *experts = arrays
@@ -43,7 +44,7 @@ def test_it_is_the_reference_however_the_tensor_is_cut(arrays, share):
             assert_near(got, reference_select.sce(base, experts, share), base, experts)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases, shares.filter(lambda share: share < 1), st.sampled_from([1, 5, 1 << 18]))
 def test_exactly_the_elements_that_vary_most_are_selected_and_of_equal_ones_the_first(arrays, share, block):
     base, *experts = arrays
@@ -74,7 +75,7 @@ def test_the_variance_is_that_of_numpy_and_zero_deltas_count_found_or_not(arrays
         assert same_bits(np.zeros_like(want) if got is None else got.reshape(want.shape), want)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases, shares)
 def test_the_sums_are_the_squares_of_what_is_selected(arrays, share):
     base, *experts = arrays

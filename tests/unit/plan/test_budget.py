@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.quick import examples
 
 from mergepipe.mergefile.schema import Budget
 from mergepipe.operators.influence import Influence, additive
@@ -220,7 +221,7 @@ def test_the_losses_of_tensors_add_up_to_that_of_the_output(tensors):
 
 
 @given(problems())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_the_same_input_gives_the_same_order_bit_for_bit(tensors):
     first, second = reading_order(tensors), reading_order(list(tensors))
     for name in ("items", "bytes", "bounds", "expected", "masses"):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.progressive import check_code, decoded, norm, normal
+from support.quick import examples
 
 from mergepipe.digest import content_digest
 from mergepipe.errors import PackError
@@ -62,7 +63,7 @@ def deltas(draw):
 
 
 @given(deltas(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_residuals_are_bounds_whatever_the_delta(case, data):
     delta, row_elements = case
     code = check_code(delta, row_elements)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.progressive import normal
+from support.quick import examples
 
 from mergepipe.digest import content_digest
 from mergepipe.errors import InternalError, MergepipeError, PackError, StorageError
@@ -340,7 +341,7 @@ def test_a_pack_that_is_not_there_is_no_damaged_pack(tmp_path):
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**63))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_bytes_are_more_than_refused(data, size):
     for text in (data, b"MPPLANES" + struct.pack("<II", 1, LEVELS) + data):
         with pytest.raises(MergepipeError):

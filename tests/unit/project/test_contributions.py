@@ -12,6 +12,7 @@ from support.adapters import factors, write_adapter
 from support.budgets import levels, percent
 from support.checkpoints import random_tensors, read_checkpoint
 from support.projects import Reads, SmallProject, edit_tensor
+from support.quick import examples
 
 from mergepipe.engine.contributions import InputsAndOutput, TensorContributions, folded
 from mergepipe.errors import MergepipeError
@@ -296,7 +297,7 @@ def test_what_a_sampled_budget_left_unread_is_not_read_for_this(tmp_path, monkey
 # --- laws of the sums -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.lists(st.floats(-1, 1, width=32), min_size=12, max_size=12), min_size=1, max_size=4), st.data())
 def test_omitted_blocks_are_those_that_are_not_there(rows, data):
     """Folding blocks with an access set is folding omitted deltas as zero, but for how experts' signs agree."""

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.checkpoints import as_dtype, raw_tensor, safetensors_bytes
 from support.projects import Messages, SmallProject, edit_tensor, skip_flushing
+from support.quick import examples
 
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry, grid
 from mergepipe.checkpoints.safetensors import read_header
@@ -107,7 +108,7 @@ def test_other_dtypes_are_compared_by_value(folder):
     assert 0 < found.relative_l2 < 2**-8
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(40))
 @given(st.lists(st.integers(0, 6), max_size=3), st.integers(1, 40), st.integers(1, 17))
 def test_pieces_and_blocks_do_not_matter(folder, shape, block, chunk):
     old, new = values("F16", 1, shape), values("BF16", 2, shape)
