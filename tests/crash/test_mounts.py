@@ -152,8 +152,9 @@ def swapped(path, other):
 SWAPS = [(place, moment) for place in PLACES for moment in MOMENTS]
 
 
-@pytest.mark.parametrize(("place", "moment"), every(SWAPS, zip(PLACES, [*MOMENTS, *MOMENTS], strict=True)))
-def test_a_directory_swapped_for_a_link_takes_no_file_of_the_user(built, clean, mine, place, moment):
+@pytest.mark.parametrize("swap", every(SWAPS, zip(PLACES, [*MOMENTS, *MOMENTS], strict=True)), ids=str)
+def test_a_directory_swapped_for_a_link_takes_no_file_of_the_user(built, clean, mine, swap):
+    place, moment = swap
     built.turn_to(2)
     before = files_in(mine)
     path = built.root / place
