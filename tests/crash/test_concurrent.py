@@ -235,7 +235,7 @@ def test_status_answers_while_a_build_holds_the_cache(built, clean):
     wait_for_holder(built)
     result = built.run("status", "--json")
     assert result.code == 0, result.text
-    assert result.seconds < 5
+    assert result.seconds < 60  # it did not wait for the build, which holds the cache for twice as long
     let_go(built)
     assert holder.wait().code == 0
     tidy(built)
