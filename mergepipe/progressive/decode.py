@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mergepipe.errors import PackError
 from mergepipe.progressive.levels import LEVEL_BITS, LEVELS, STAGE_BITS
 from mergepipe.progressive.spread import TILE, Spread
-from mergepipe.progressive.units import HIGHEST_CODE, HIGHEST_SCALE, LOWEST_SCALE, Units, decoded_points, scale_of
+from mergepipe.progressive.units import HIGHEST_CODE, HIGHEST_SCALE, LOWEST_SCALE, Units, decoded_points, scales_of
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +25,6 @@ _BASE = struct.Struct("<h")
 
 
 _TOO_LARGE = 2.0**128  # of float32
-_RANKS = np.zeros(256, np.uint16)
 
 
 class _Workspace(threading.local):
@@ -89,9 +88,8 @@ class BlockDecoder:
         codes = np.frombuffer(chunks[0], np.uint8, units.count, _BASE.size)
         if not LOWEST_SCALE < base + HIGHEST_CODE < HIGHEST_SCALE:
             raise PackError(f"the scales begin at {base} quarters of an octave, which no code has")
-        coded = codes != 0
-        number = int(np.count_nonzero(coded))
-        width = number * units.plane_bytes - units.cut(bool(coded[-1:].any()))
+        number = int(np.count_nonzero(codes))
+        width = number * units.plane_bytes - units.cut(bool(codes[-1]))
         points = np.zeros(0, np.float16)
         for stage, chunk in enumerate(chunks):
             table = 2 << LEVEL_BITS[stage]
@@ -103,16 +101,18 @@ class BlockDecoder:
             start = 0
         if number == 0:
             raise PackError("the chunks have no units, and no code is like that")
-        used = np.flatnonzero(np.bincount(codes, minlength=256)[1:]) + 1
-        rank = _RANKS.copy()
-        rank[used] = np.arange(len(used))
-        self._classes = rank[codes[coded] if number < units.count else codes]
-        self._ranks = None if number == units.count else np.concatenate(([0], np.cumsum(coded)))
-        self._scales = scales = scale_of(used + base)
-        largest = float(np.abs(points).max()) * float(scales[-1])
+        self._ranks = None if number == units.count else np.concatenate(([0], np.cumsum(codes != 0)))
+        if number < units.count:
+            codes = codes[codes != 0]
+        low, high = int(codes.min()), int(codes.max())
+        if base + low < LOWEST_SCALE:
+            raise PackError(f"the scales begin at {base + low} quarters of an octave, which no code has")
+        self._classes = np.subtract(codes, low, dtype=np.uint16)
+        self._scales = scales_of(base + low, base + high)
+        self._points = points.astype(np.float32)
+        largest = float(np.abs(self._points).max()) * float(self._scales[-1])
         if not largest < _TOO_LARGE:  # neither are infinities and NaN
             raise PackError("the chunks have points that are no finite numbers, and no code is like that")
-        self._points = points.astype(np.float32)
 
     def unit_points(self, weight: float, dtype: np.dtype[Any]) -> Array:
         """Return (units, 2**bits): what every code of an element stands for in each unit, times a weight.

@@ -10,6 +10,7 @@ work side by side wait for one another between any two calls.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +39,7 @@ class _Workspace(threading.local):
 
     def array(self, name: object, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return a buffer of this name; what was there before is lost."""
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         have = self._buffers.get(name)
         if have is None or have.size < size or have.dtype != dtype:
             have = self._buffers[name] = np.empty(size, dtype)

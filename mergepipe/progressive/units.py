@@ -29,6 +29,8 @@ HIGHEST_SCALE = 120 * SCALES_PER_OCTAVE
 """A block with a unit of this scale or a larger one has no code: a point of others might not be finite in it."""
 SMALLEST = np.float32(2.0**-126)
 """The smallest normal float32 number."""
+_TINY = np.float32(2.0**-100)
+"""With a scale of at least this even the smallest float16 number makes a normal one."""
 _BYTE_BITS = 8
 
 
@@ -92,11 +94,20 @@ def scale_of(steps: Array) -> Array:
     return scales
 
 
-def decoded_points(scales: Array, points: Array) -> Array:
-    """Return (scales, points) float32: what every point stands for in units of every scale.
+_SCALES = scale_of(np.arange(LOWEST_SCALE, HIGHEST_SCALE + 1))
 
-    Numbers below the normal range are zero, whether or not the machine would keep them.
+
+def scales_of(low: int, high: int) -> Array:
+    """Return `scale_of` the steps from ``low`` to ``high``, both among those that codes have."""
+    return _SCALES[low - LOWEST_SCALE : high - LOWEST_SCALE + 1]
+
+
+def decoded_points(scales: Array, points: Array) -> Array:
+    """Return (scales, points) float32: what every point (float16, or widened) stands for in units of every scale.
+
+    Numbers below the normal range are zero, whether or not the machine would keep them. Scales are ascending.
     """
-    values = scales[:, None] * points.astype(np.float32)
-    values[np.abs(values) < SMALLEST] = 0
+    values = scales[:, None] * points.astype(np.float32, copy=False)
+    if scales[:1] < _TINY:
+        values[np.abs(values) < SMALLEST] = 0
     return values
