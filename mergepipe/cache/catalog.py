@@ -122,14 +122,13 @@ class Catalog:
         rows = self.sealed_rows("SELECT file, name, digest, seal FROM tensors WHERE file = ?", (row,))
         return {name: digest for _, name, digest in rows}
 
-    def block_digests(self, file: SourceFile, tensor: str) -> bytes | None:
-        """Return the packed block digests of a tensor, or None if they are not known.
+    def block_digests(self, file: SourceFile) -> Mapping[str, bytes]:
+        """Return the packed block digests of the file's tensors, as far as they are known.
 
-        The caller checks that they hash to the tensor's digest.
+        The caller checks that they hash to the tensors' digests.
         """
         row = self._trusted_file(file)
-        found = self.rows("SELECT blocks FROM tensors WHERE file = ? AND name = ?", (row, tensor))
-        return found[0][0] if found else None
+        return {} if row is None else dict(self.rows("SELECT name, blocks FROM tensors WHERE file = ?", (row,)))
 
     def tensor_samples(self, file: SourceFile) -> Mapping[str, TensorSamples]:
         """Return what is known of the file's tensors by samples and single blocks, as far as it may be trusted."""

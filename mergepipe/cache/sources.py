@@ -51,6 +51,7 @@ class _FileState:
     file: CheckpointFile
     known: dict[str, bytes]
     blocks: dict[str, bytes] = field(default_factory=dict)
+    recorded: dict[str, bytes] | None = None  # what the catalog has, not checked; looked up as samples are
     pending: list[TensorDigests] = field(default_factory=list)
     samples: dict[str, TensorSamples] | None = None  # looked up when they are first asked for
     pending_samples: set[str] = field(default_factory=set)
@@ -81,6 +82,7 @@ class SourceIndex:
         self._checkpoints = dict(checkpoints)
         self.geometry = geometry
         self._files: dict[Path, _FileState] = {}
+        self._states: dict[str, list[_FileState]] = {}  # of a source, in the order of its files
         self._digests: dict[str, bytes | None] = {}  # emptied whenever more becomes known
         self._fingerprints: dict[str, bytes | None] = {}
         self.codes = CodeStore(catalog)
@@ -123,10 +125,15 @@ class SourceIndex:
                 read_at_ns=time.time_ns(),
                 is_output=True,
             )
+        self._states.clear()
         self._digests.clear()
 
     def _state(self, source: str, info: TensorInfo) -> _FileState:
-        return self._files[self.file(source, info).path]
+        states = self._states.get(source)
+        if states is None:
+            states = [self._files[file.path] for file in self._checkpoints[source].files]
+            self._states[source] = states
+        return states[info.file]
 
     def file(self, source: str, info: TensorInfo) -> CheckpointFile:
         """Return the file that holds a tensor of a source."""
@@ -141,15 +148,19 @@ class SourceIndex:
         state = self._state(source, info)
         if info.name not in state.known:
             return None
-        if info.name not in state.blocks:
-            found = self._catalog.block_digests(state.key, info.name)
-            if found is None or tensor_digest(info.dtype, info.shape, found) != state.known[info.name]:
-                # The row vanished meanwhile, or is damaged: the tensor is cold again.
-                del state.known[info.name]
-                self._digests.clear()
-                return None
-            state.blocks[info.name] = found
-        return state.blocks[info.name]
+        blocks = state.blocks.get(info.name)
+        if blocks is not None:
+            return blocks
+        if state.recorded is None:  # one question for all tensors: there are hundreds
+            state.recorded = dict(self._catalog.block_digests(state.key))
+        found = state.recorded.pop(info.name, None)
+        if found is None or tensor_digest(info.dtype, info.shape, found) != state.known[info.name]:
+            # The row vanished meanwhile, or is damaged: the tensor is cold again.
+            del state.known[info.name]
+            self._digests.clear()
+            return None
+        state.blocks[info.name] = found
+        return found
 
     def settle(self, sources: Iterable[str]) -> None:
         """Wait until reading the cold files of these sources cannot be racy; call it before their first read."""
@@ -311,7 +322,7 @@ class SourceIndex:
         self._catalog.forget_file(path)
         for state in self._files.values():
             if state.file.path == path:
-                state.known, state.blocks, state.pending = {}, {}, []
+                state.known, state.blocks, state.recorded, state.pending = {}, {}, None, []
                 state.samples, state.pending_samples = {}, set()
         self._digests.clear()
         self._fingerprints.clear()
