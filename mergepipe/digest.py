@@ -11,6 +11,7 @@ A digest is 32 raw bytes inside the program (`bytes`), so that the digests of ma
 from __future__ import annotations
 
 import contextlib
+import functools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -91,6 +92,18 @@ def _field(kind: bytes, payload: bytes) -> bytes:
     return kind + len(payload).to_bytes(8, "little") + payload
 
 
+_NONE = _field(b"n", b"")
+
+
+@functools.lru_cache(maxsize=1 << 12)  # tags and names: the same ones again and again
+def _text(value: str) -> bytes:
+    return _field(b"s", value.encode("utf-8", "surrogateescape"))
+
+
+def _number(value: int) -> bytes:
+    return _field(b"i", b"%d" % value)
+
+
 def _encoded(value: Any) -> bytes:
     """Return the fields of plain data: None, bool, int, float, str, bytes, sequences and mappings of them.
 
@@ -103,18 +116,20 @@ def _encoded(value: Any) -> bytes:
     """
     kind = type(value)  # tried first, for there are millions of them
     if kind is bytes:
-        return _field(b"b", value)
+        return b"b" + len(value).to_bytes(8, "little") + value
     if kind is str:
-        return _field(b"s", value.encode("utf-8", "surrogateescape"))
+        return _text(value)
+    if kind is int:
+        return _number(value)
+    if value is None:
+        return _NONE
     if kind is tuple or kind is list:
         return _sequence(value)
     match value:
-        case None:
-            return _field(b"n", b"")
         case bool():
             return _field(b"t", b"1" if value else b"0")
         case int():
-            return _field(b"i", b"%d" % value)
+            return _number(value)
         case float():
             return _field(b"f", struct.pack("<d", value))
         case str():

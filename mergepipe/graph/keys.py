@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.digest import DIGEST_SIZE, content_digest, record_digest
 from mergepipe.operators.contract import Statistic
+from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.recipe import input_form
 from mergepipe.plan.values import InputRef, TensorPlan
 from mergepipe.progressive.levels import LEVELS_VERSION
@@ -105,10 +107,23 @@ def tensor_key(tensor: TensorPlan, geometry: Geometry, inputs: Sequence[bytes | 
     """
     if tensor.anchored and tensor.common_rows is None and tensor.access is None:
         inputs = (None, *inputs[1:])
-    key = record_digest(
-        "merge-tensor", tensor.recipe, tensor.shape, geometry.block_elements, tensor.common_rows, tuple(inputs)
-    )
+    key = _full_key(tensor.recipe, tensor.shape, geometry.block_elements, tensor.common_rows, tuple(inputs))
     if tensor.access is None:
         return key
     anchor = input_form(tensor.base) if tensor.anchored else None
-    return record_digest("merge-tensor-access", key, tensor.access.digest(), anchor)
+    return record_digest("merge-tensor-access", key, _access_digest(tensor.access.levels), anchor)
+
+
+# Keys are asked for by all who look at an output, from its plan to its record.
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _full_key(
+    recipe: bytes, shape: tuple[int, ...], block_elements: int, rows: int | None, inputs: tuple[bytes | None, ...]
+) -> bytes:
+    return record_digest("merge-tensor", recipe, shape, block_elements, rows, inputs)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _access_digest(levels: tuple[bytes | None, ...]) -> bytes:
+    return TensorAccess(levels=levels).digest()
