@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mergepipe.checkpoints.geometry import BlockGrid
 from mergepipe.digest import DIGEST_SIZE, digest_at
 from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
+from mergepipe.graph.prices import have_equal
 from mergepipe.plan.access import EXACT
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class AlikeBlocks:
     Attributes
     ----------
     plan
-        That of the first of them, in all but the key (and, in it, the reduction).
+        That of the first of them, without its key.
     blocks
         Their numbers, in order.
     """
@@ -59,7 +60,7 @@ def alike_blocks(recipe: TensorRecipe, known: Sequence[bytes | None]) -> Iterato
             found.setdefault(data[block * size : (block + 1) * size], []).append(block)
         groups = found.values()
     for blocks in groups:
-        plan = plan_block(recipe, blocks[0], block_digests(recipe, known, blocks[0]))
+        plan = plan_block(recipe, blocks[0], block_digests(recipe, known, blocks[0]), keyed=False)
         yield AlikeBlocks(plan=plan, blocks=tuple(blocks))
 
 
@@ -97,12 +98,13 @@ def _equal_inputs(recipe: TensorRecipe, known: Sequence[bytes | None]) -> Iterat
 
     count = recipe.grid.count
     earlier: list[tuple[int, str, Array]] = []
+    compared = have_equal(known, count)
     for slot, (ref, packed, layout) in enumerate(zip(recipe.tensor.slots, known, recipe.input_grids, strict=True)):
         first = np.full(count, -1)
         if ref is not None and packed is not None:
             digests = np.frombuffer(packed, np.uint64).reshape(-1, DIGEST_SIZE // 8)[:count]
             first[: len(digests)] = slot
-            for number, dtype, other in reversed(earlier):  # the first one is written last
+            for number, dtype, other in reversed(earlier) if compared else ():  # the first one is written last
                 if dtype == ref.info.dtype:
                     have = min(len(digests), len(other))
                     first[:have][(digests[:have] == other[:have]).all(axis=1)] = number

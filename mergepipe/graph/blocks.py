@@ -122,22 +122,35 @@ class BlockPlan:
 
 
 def plan_block(
-    recipe: TensorRecipe, block: int, digests: Sequence[bytes | None], reduction: Reduction | None = None
+    recipe: TensorRecipe,
+    block: int,
+    digests: Sequence[bytes | None],
+    reduction: Reduction | None = None,
+    *,
+    keyed: bool = True,
 ) -> BlockPlan:
     """Return how a block comes about, from its inputs' block digests (None: the slot has no such block).
 
     Where the recipe `reduces`, the reduction must be given. A block that is a copy of an input depends on neither the
     reduction nor its place.
+
+    Parameters
+    ----------
+    keyed
+        Whether the key is wanted, which costs more than all else. Without, it is empty, and the reduction is nothing.
     """
     tensor, merged = recipe.tensor, recipe.merged_elements(block)
     if tensor.decision is Decision.EQUAL:
-        key = block_key(tensor.recipe, [digest or ABSENT for digest in digests], merged)
+        key = block_key(tensor.recipe, [digest or ABSENT for digest in digests], merged) if keyed else b""
         sources = (0, *(None for _ in tensor.experts))
         return BlockPlan(block=block, key=key, sources=sources, copied=0, zero=(), shared=())
     omitted, coded = _inexact(tensor, block, digests) if merged else ((), {})
     seen = [None if slot in omitted else digest for slot, digest in enumerate(digests)]
     for slot, level in coded.items():
-        seen[slot] = code_digest(digests[0], digests[slot], level, recipe.grid.row_elements)
+        if keyed:
+            seen[slot] = code_digest(digests[0], digests[slot], level, recipe.grid.row_elements)
+        else:  # equal where those are equal, and no digest
+            seen[slot] = b"%d " % level + (digests[slot] or ABSENT)
     if merged == 0:  # beyond the rows that all sources have
         seen = [digests[0], *(None for _ in tensor.experts)]
     anchored = bool(omitted or coded) and not tensor.uses_base
@@ -152,14 +165,16 @@ def plan_block(
         sources = sources if 0 in sources[1:] else (None, *sources[1:])
     copied = _copied(recipe, block, sources, merged, coded, anchored=anchored)
     computed = copied is None and merged > 0
-    key = block_key(
-        tensor.recipe,
-        [digest or ABSENT for digest in seen],
-        merged,
-        reduction=reduction.digest(block) if computed and reduction is not None else None,
-        position=recipe.start(block) if computed and recipe.operator.names else None,
-        anchor=input_form(tensor.base) if anchored else None,
-    )
+    key = b""
+    if keyed:
+        key = block_key(
+            tensor.recipe,
+            [digest or ABSENT for digest in seen],
+            merged,
+            reduction=reduction.digest(block) if computed and reduction is not None else None,
+            position=recipe.start(block) if computed and recipe.operator.names else None,
+            anchor=input_form(tensor.base) if anchored else None,
+        )
     return BlockPlan(
         block=block, key=key, sources=sources, copied=copied, zero=zero, shared=shared, omitted=omitted, coded=coded
     )

@@ -99,18 +99,18 @@ def _histogram(levels: Array, own: Array, costs: Array, prices: CodePrices | Non
     import numpy as np
 
     count = len(levels)
-    counted = own[:count] | (levels == OMITTED)
-    stages = None if prices is None else np.cumsum(prices.sizes, axis=0)
+    at = np.flatnonzero(own[:count] | (levels == OMITTED))
+    counted, sizes = levels[at], costs[at]
+    if prices is not None:
+        coded = np.flatnonzero((counted != OMITTED) & (counted != EXACT))
+        stages = np.cumsum(prices.sizes[:, at[coded]], axis=0)
+        sizes[coded] = stages[counted[coded] - 1, np.arange(len(coded))]
+    sizes[counted == OMITTED] = 0
+    blocks = np.bincount(counted)
     found = {}
-    for level in np.unique(levels[counted]).tolist():
-        at = np.flatnonzero(counted & (levels == level))
-        if level == OMITTED:
-            size = 0
-        elif level == EXACT or stages is None:
-            size = int(costs[at].sum())
-        else:
-            size = int(stages[level - 1, at].sum())
-        found[level] = LevelCount(blocks=at.size, bytes=size)
+    for level in np.flatnonzero(blocks).tolist():
+        size = int(sizes[counted == level].sum())
+        found[level] = LevelCount(blocks=int(blocks[level]), bytes=size)
     return found
 
 

@@ -68,6 +68,7 @@ def test_blocks_that_are_planned_together_come_about_as_each_alone(recipes, name
         for block in alike.blocks:
             alone = plan_block(recipe, block, block_digests(recipe, known, block))
             assert replace(alike.plan, block=block, key=alone.key) == alone
+            assert not alike.plan.key
         seen += alike.blocks
     assert sorted(seen) == list(range(recipe.grid.count))
 
