@@ -30,7 +30,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -47,11 +47,15 @@ from mergepipe.plan.bounds import (
     scaled,
     whole_block_steps,
 )
-from mergepipe.plan.hull import LevelPrices, Steps, hull_steps, joined_steps, whole_steps
+from mergepipe.plan.hull import LevelPrices, Steps, hull_steps, in_order, joined_steps, whole_steps
 from mergepipe.plan.places import copied_places, parts, row_of, spread_out
 from mergepipe.plan.selection import Selection, root_error, share
+from mergepipe.progressive.levels import LEVELS
 
 Array = Any
+
+_TOGETHER = 1 << 14
+"""Places of which the hulls are made at once, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -286,21 +290,32 @@ def _steps(tensors: Sequence[BudgetTensor], costs: Array, effects: Array) -> Ste
     if all(tensor.prices is None for tensor in tensors):
         places = np.flatnonzero(costs)
         return whole_steps(places, costs[places], effects[places])
-    found, start = [], 0
+    found: list[Steps] = []
+    coded: list[tuple[Array, ...]] = []  # places of tensors with levels, which are gone through together
+    start = 0
     for tensor, cost, effect in zip(tensors, parts(tensors, costs), parts(tensors, effects), strict=True):
         places = np.flatnonzero(cost)
         paid, weight = cost.ravel()[places], effect.ravel()[places]
         if tensor.prices is None:
-            steps = whole_steps(places, paid, weight)
+            found.append(whole_steps(places + start, paid, weight))
         else:
-            sizes = np.stack([size.T.ravel()[places] for size in tensor.prices.sizes])
-            left = np.stack([missing.T.ravel()[places] for missing in tensor.prices.residuals])
-            norms = tensor.norms.T.ravel()[places]
-            exact = None if tensor.exact is None else np.tile(tensor.exact, tensor.norms.shape[1])[places]
-            steps = hull_steps(places, paid, weight, sizes, _ratio_of(weight, norms) * left, exact)
-        found.append(replace(steps, places=steps.places + start))
+            sizes = tensor.prices.sizes.transpose(0, 2, 1).reshape(LEVELS, -1)[:, places]
+            left = tensor.prices.residuals.transpose(0, 2, 1).reshape(LEVELS, -1)[:, places]
+            ratio = _ratio_of(weight, tensor.norms.T.ravel()[places])
+            exact = np.ones(len(tensor.norms), np.bool_) if tensor.exact is None else tensor.exact
+            exact = np.tile(exact, tensor.norms.shape[1])[places]
+            coded.append((places + start, paid, weight, sizes, ratio * left, exact))
+            if sum(len(one[0]) for one in coded) >= _TOGETHER:
+                found += _hulls(coded)
         start += cost.size
-    return joined_steps(found)
+    return in_order(joined_steps([*found, *_hulls(coded)]))
+
+
+def _hulls(coded: list[tuple[Array, ...]]) -> list[Steps]:
+    """Return the steps of places of some tensors, if there are any, and empty the list of them."""
+    columns = [np.concatenate(column, axis=-1) for column in zip(*coded, strict=True)]
+    coded.clear()
+    return [hull_steps(*columns)] if columns else []
 
 
 def _share(missing: Array, effects: Array, otherwise: float) -> Array:

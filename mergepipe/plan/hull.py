@@ -75,6 +75,12 @@ def joined_steps(found: Sequence[Steps]) -> Steps:
     return Steps(**dict(zip(Steps.__slots__, columns, strict=True)))
 
 
+def in_order(steps: Steps) -> Steps:
+    """Return steps in the order of their places; those of one place are in order already."""
+    order = np.argsort(steps.places, kind="stable")
+    return Steps(**{name: getattr(steps, name)[order] for name in Steps.__slots__})
+
+
 def whole_steps(places: Array, costs: Array, effects: Array) -> Steps:
     """Return one step for each place, from nothing to the exact block."""
     with np.errstate(over="ignore"):
