@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+_KEPT_BYTES = 1 << 24  # of prices in memory; those of more deltas are looked up each time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CodePrices:
@@ -54,10 +56,18 @@ class CodeStore:
         self.layout = catalog.layout
         self.folder = catalog.layout.progressive
         self._pending: dict[bytes, CodePrices] = {}
+        self._known: dict[bytes, CodePrices] = {}  # as the catalog has them
+        self._known_bytes = 0
+        self._keys: dict[tuple[bytes, bytes], bytes] = {}
+        self._place = f"{self.folder}{os.sep}"
 
     def key(self, base: bytes, expert: bytes) -> bytes:
         """Return the key of the code of a delta, from the digests of both tensors."""
-        return pack_key(base, expert, self._catalog.block_elements)
+        pair = (base, expert)
+        found = self._keys.get(pair)
+        if found is None:
+            found = self._keys[pair] = pack_key(base, expert, self._catalog.block_elements)
+        return found
 
     def path(self, key: bytes) -> Path:
         """Return where a pack lies, if it is there."""
@@ -65,25 +75,33 @@ class CodeStore:
 
     def prices(self, key: bytes) -> CodePrices | None:
         """Return what the levels of a delta come to; None if that is not known."""
+        found = self._pending.get(key) or self._known.get(key)
+        return found or self._looked_up(key)
+
+    def _looked_up(self, key: bytes) -> CodePrices | None:
+        """Return the prices in the catalog, and keep them for the next one who asks while they are not too many."""
         import numpy as np
 
-        if key in self._pending:
-            return self._pending[key]
         rows = self._catalog.sealed_rows(
             "SELECT key, sizes, residuals, header, seal FROM codes WHERE key = ?", (key,)
         )
         if not rows:
             return None
         _, sizes, residuals, header = rows[0]
-        return CodePrices(
+        found = CodePrices(
             sizes=np.frombuffer(sizes, "<u4").astype(np.int64).reshape(LEVELS, -1),
             residuals=np.frombuffer(residuals, "<f8").reshape(LEVELS, -1),
             header=header,
         )
+        if self._known_bytes < _KEPT_BYTES:
+            found.sizes.setflags(write=False)
+            self._known[key] = found
+            self._known_bytes += found.sizes.nbytes + found.residuals.nbytes
+        return found
 
     def has_pack(self, key: bytes) -> bool:
         """Return whether a pack is there; what it holds is checked when it is read."""
-        return self.path(key).is_file()
+        return os.path.isfile(f"{self._place}{key.hex()}{SUFFIX}")  # noqa: PTH113 - asked thousands of times
 
     def record(self, key: bytes, header: PackHeader) -> CodePrices:
         """Take down what a finished pack comes to; it is kept for good by the next `flush`.
@@ -96,6 +114,7 @@ class CodeStore:
             sizes=header.sizes.astype(np.int64), residuals=header.residuals.astype(np.float64), header=header.seal
         )
         self._pending[key] = prices
+        self._known.pop(key, None)
         return prices
 
     def flush(self) -> None:
@@ -113,6 +132,7 @@ class CodeStore:
 
     def forget(self, key: bytes) -> None:
         """Drop what is known of a pack."""
+        self._known.pop(key, None)
         with self._catalog.transaction() as db:
             db.execute("DELETE FROM codes WHERE key = ?", (key,))
 
@@ -139,8 +159,9 @@ class CodeStore:
 
     def header(self, key: bytes) -> bytes | None:
         """Return the digest of the header of the pack whose prices are known; None if none are."""
-        if key in self._pending:
-            return self._pending[key].header
+        found = self._pending.get(key) or self._known.get(key)
+        if found is not None:
+            return found.header
         rows = self._catalog.rows("SELECT header FROM codes WHERE key = ?", (key,))
         return rows[0][0] if rows else None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.engine.adapters import AdapterInput, Factors
@@ -39,7 +38,7 @@ class GroupMaker:
     ) -> None:
         self._index = index
         self._catalog = catalog
-        self._codes = CodeStore(catalog)
+        self._codes = index.codes
         self._shards = shards
         self._staged = staged
 

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore
-from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.reserve import release, reserve
 from mergepipe.cache.sources import SourceIndex
@@ -102,7 +101,7 @@ class Engine:
         keep_freed_memory()
         memory = options.memory
         self._store = StatisticStore(catalog, pending_bytes(memory))
-        self._codes = CodeStore(catalog)
+        self._codes = index.codes
         self._hold = HoldPool(hold_bytes(memory))
         self._job_memory = memory
         self._workers = options.workers

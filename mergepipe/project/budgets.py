@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import msgspec
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.progressive import CodeStore
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import record_digest
@@ -82,7 +81,7 @@ def resolved(
     from mergepipe.graph.survey import known_survey
     from mergepipe.plan.budgeted import with_access
 
-    survey = known_survey(plan, index, StatisticStore(catalog), CodeStore(catalog))
+    survey = known_survey(plan, index, StatisticStore(catalog), index.codes)
     return plan if survey is None else with_access(plan, survey)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.progressive import CodePrices, CodeStore
+from mergepipe.cache.progressive import CodePrices
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import digest_at
@@ -171,7 +171,7 @@ def _all_losses(plan: OutputPlan, index: SourceIndex, catalog: Catalog) -> dict[
     from mergepipe.plan.budgeted import reading_of, without_outcome
 
     pending = without_outcome(plan)
-    survey = known_survey(pending, index, StatisticStore(catalog), CodeStore(catalog))
+    survey = known_survey(pending, index, StatisticStore(catalog), index.codes)
     budget = plan.output.budget
     if survey is None or budget is None:
         return None
