@@ -22,6 +22,7 @@ from mergepipe.fsio.identity import FileIdentity
 
 # How many earlier results of a tensor under one recipe are asked for a block: enough to switch between branches.
 _CANDIDATES = 8
+_ASKED = 500  # keys in one question: SQLite takes at least 999
 
 
 class Catalog:
@@ -92,6 +93,12 @@ class Catalog:
     def sealed_rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         """Return the rows of a query whose last column is their seal, without it; a damaged row counts as absent."""
         return [row[:-1] for row in self.rows(query, values) if is_sealed(row)]
+
+    def rows_of_keys(self, query: str, keys: Sequence[bytes], order: str = "") -> Iterator[tuple[Any, ...]]:
+        """Yield the sealed rows of many keys, in few questions; the query ends with ``IN``."""
+        for start in range(0, len(keys), _ASKED):
+            some = keys[start : start + _ASKED]
+            yield from self.sealed_rows(f"{query} ({', '.join('?' * len(some))}) {order}", some)
 
     def _path_key(self, path: Path) -> bytes:
         """Return the path relative to the project where it lies inside, so that a moved project keeps its catalog."""
@@ -180,8 +187,15 @@ class Catalog:
 
     def result(self, key: bytes) -> Result | None:
         """Return a finished tensor by its action key."""
-        rows = self.sealed_rows(f"SELECT {_RESULT_COLUMNS}, seal FROM results WHERE key = ?", (key,))
-        return _result(rows[0]) if rows else None
+        return self.results([key]).get(key)
+
+    def results(self, keys: Iterable[bytes]) -> dict[bytes, Result]:
+        """Return finished tensors by their action keys: those of these that there are, as `result` returns each."""
+        found: dict[bytes, Result] = {}
+        query, order = f"SELECT {_RESULT_COLUMNS}, seal FROM results WHERE key IN", "ORDER BY key, pack, tensor"
+        for row in self.rows_of_keys(query, list(keys), order):
+            found.setdefault(row[0], _result(row))
+        return found
 
     def candidates(self, output: str, tensor: str, recipe: bytes, shape: tuple[int, ...]) -> tuple[Result, ...]:
         """Return earlier results for a tensor of this name, recipe and shape, which may hold blocks of it.

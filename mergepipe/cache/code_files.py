@@ -70,12 +70,7 @@ def code_folder(layout: CacheLayout) -> CodeFolder:
     StorageError
         If the file system refuses.
     """
-    try:
-        names = sorted(os.listdir(layout.progressive))
-    except (FileNotFoundError, NotADirectoryError):
-        names = []
-    except OSError as error:
-        fail_storage(error, layout.progressive, "look into")
+    names = sorted(_names(layout))
     found = []
     for key in [match[1] for match in map(CODE_FILE.fullmatch, names) if match]:
         path = layout.progressive / f"{key}.planes"
@@ -88,6 +83,26 @@ def code_folder(layout: CacheLayout) -> CodeFolder:
         found.append(StoredCode(key=key, path=path, nbytes=status.st_size, used_at_ns=status.st_mtime_ns))
     foreign = sum(not (CODE_FILE.fullmatch(name) or CODE_SCRAP.fullmatch(name)) for name in names)
     return CodeFolder(codes=tuple(found), foreign=foreign)
+
+
+def has_codes(layout: CacheLayout) -> bool:
+    """Return whether there is any progressive pack, whatever is in it.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses.
+    """
+    return any(map(CODE_FILE.fullmatch, _names(layout)))
+
+
+def _names(layout: CacheLayout) -> list[str]:
+    try:
+        return os.listdir(layout.progressive)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        fail_storage(error, layout.progressive, "look into")
 
 
 def is_needed(code: StoredCode, digests: Collection[bytes]) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+_PRICES = "SELECT key, sizes, residuals, header, seal FROM codes WHERE key IN"
 _KEPT_BYTES = 1 << 24  # of prices in memory; those of more deltas are looked up each time
 
 
@@ -75,33 +78,36 @@ class CodeStore:
 
     def prices(self, key: bytes) -> CodePrices | None:
         """Return what the levels of a delta come to; None if that is not known."""
-        found = self._pending.get(key) or self._known.get(key)
-        return found or self._looked_up(key)
+        return self.all_prices([key]).get(key)
 
-    def _looked_up(self, key: bytes) -> CodePrices | None:
-        """Return the prices in the catalog, and keep them for the next one who asks while they are not too many."""
+    def all_prices(self, keys: Sequence[bytes]) -> dict[bytes, CodePrices]:
+        """Return by key what the levels of deltas come to, as far as it is known."""
         import numpy as np
 
-        rows = self._catalog.sealed_rows(
-            "SELECT key, sizes, residuals, header, seal FROM codes WHERE key = ?", (key,)
-        )
-        if not rows:
-            return None
-        _, sizes, residuals, header = rows[0]
-        found = CodePrices(
-            sizes=np.frombuffer(sizes, "<u4").astype(np.int64).reshape(LEVELS, -1),
-            residuals=np.frombuffer(residuals, "<f8").reshape(LEVELS, -1),
-            header=header,
-        )
-        if self._known_bytes < _KEPT_BYTES:
-            found.sizes.setflags(write=False)
-            self._known[key] = found
-            self._known_bytes += found.sizes.nbytes + found.residuals.nbytes
+        known = {key: self._pending.get(key) or self._known.get(key) for key in keys}
+        found = {key: prices for key, prices in known.items() if prices is not None}
+        asked = [key for key in known if key not in found]
+        for key, sizes, residuals, header in self._catalog.rows_of_keys(_PRICES, asked):
+            prices = CodePrices(
+                sizes=np.frombuffer(sizes, "<u4").astype(np.int64).reshape(LEVELS, -1),
+                residuals=np.frombuffer(residuals, "<f8").reshape(LEVELS, -1),
+                header=header,
+            )
+            found[key] = prices
+            if self._known_bytes < _KEPT_BYTES:  # the next one who asks is not long in coming
+                prices.sizes.setflags(write=False)
+                self._known[key] = prices
+                self._known_bytes += prices.sizes.nbytes + prices.residuals.nbytes
         return found
 
     def has_pack(self, key: bytes) -> bool:
         """Return whether a pack is there; what it holds is checked when it is read."""
-        return os.path.isfile(f"{self._place}{key.hex()}{SUFFIX}")  # noqa: PTH113 - asked thousands of times
+        try:  # without a `Path`: it is asked thousands of times
+            return stat.S_ISREG(os.stat(f"{self._place}{key.hex()}{SUFFIX}").st_mode)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return self.path(key).is_file()
 
     def record(self, key: bytes, header: PackHeader) -> CodePrices:
         """Take down what a finished pack comes to; it is kept for good by the next `flush`.

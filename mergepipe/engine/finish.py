@@ -7,7 +7,7 @@ digest it should is a miss: its pack is quarantined, and the block is computed a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,8 +87,8 @@ class ShardFinisher:
         for shard in plan.layout.shards:
             staged = shards[plan.output.name, shard.tensors[0].name]
             members = [self._member(plan, graph, works, planned[slot.name], meter) for slot in shard.tensors]
-            pack = self._finish_shard(plan, staged, members, meter)
-            tensors.update((member.name, self._finished(plan, member)) for member in members)
+            pack, made = self._finish_shard(plan, staged, members, meter)
+            tensors.update((tensor.name, tensor) for tensor in made)
             finished.append(FinishedShard(shard=shard, pack=pack, digest=bytes.fromhex(pack)))
             crash_point("engine.shard-complete")
         return FinishedOutput(
@@ -121,12 +121,13 @@ class ShardFinisher:
 
     def _finish_shard(
         self, plan: OutputPlan, staged: StagedShard, members: Sequence[TensorWork], meter: Meter
-    ) -> str:
-        digest = staged.shard.digest([self._digest(member) for member in members])
-        name = digest.hex()
+    ) -> tuple[str, Sequence[FinishedTensor]]:
+        """Return the pack that a shard is, and its tensors."""
+        made = [self._finished(plan, member) for member in members]
+        name = staged.shard.digest([tensor.digest for tensor in made]).hex()
         if self._packs.usable(name):  # also where blocks were computed again and came out as before
-            self._record_new_keys(plan, staged.shard, members, name)
-            return name
+            self._record_new_keys(self._results(plan, staged.shard, members, made, name))
+            return name, made
         copies = [copy for member in members for copy in self._copies(member)]
         self._reporter.begin("copying", sum(_nbytes(copy) for copy in copies))
         try:
@@ -137,8 +138,8 @@ class ShardFinisher:
         finally:
             self._reporter.end()
         staged.ensure()
-        self._packs.adopt(staged.path, name, self._results(plan, staged.shard, members, name))
-        return name
+        self._packs.adopt(staged.path, name, self._results(plan, staged.shard, members, made, name))
+        return name, made
 
     def _copies(self, work: TensorWork) -> Iterator[_Copy]:
         """Group the blocks that are not in the staged shard yet into runs of one holding."""
@@ -188,27 +189,28 @@ class ShardFinisher:
 
     # --- recording ------------------------------------------------------------------------------------------------
 
-    def _digest(self, member: TensorWork) -> bytes:
-        tensor = member.recipe.tensor
-        return tensor_digest(tensor.dtype, tensor.shape, bytes(member.digests))
-
     def _finished(self, plan: OutputPlan, member: TensorWork) -> FinishedTensor:
-        key = current_key(plan, member.recipe.tensor, self._index)
+        tensor, blocks = member.recipe.tensor, bytes(member.digests)
+        key = current_key(plan, tensor, self._index)
         assert key is not None, "every input of a finished tensor is known"
         return FinishedTensor(
             name=member.name,
             key=key,
-            digest=self._digest(member),
-            block_digests=bytes(member.digests),
+            digest=tensor_digest(tensor.dtype, tensor.shape, blocks),
+            block_digests=blocks,
             cached=bool(member.holdings) and len(member.holdings) == member.recipe.grid.count,
         )
 
     def _results(
-        self, plan: OutputPlan, shard: Shard, members: Sequence[TensorWork], pack: str
+        self,
+        plan: OutputPlan,
+        shard: Shard,
+        members: Sequence[TensorWork],
+        made: Sequence[FinishedTensor],
+        pack: str,
     ) -> Iterator[Result]:
-        for member in members:
+        for member, finished in zip(members, made, strict=True):
             tensor = member.recipe.tensor
-            finished = self._finished(plan, member)
             yield Result(
                 key=finished.key,
                 output=plan.output.name,
@@ -223,9 +225,9 @@ class ShardFinisher:
                 offset=shard.offsets[tensor.name],
             )
 
-    def _record_new_keys(self, plan: OutputPlan, shard: Shard, members: Sequence[TensorWork], pack: str) -> None:
+    def _record_new_keys(self, results: Iterable[Result]) -> None:
         """Enter results whose inputs are new but whose values are what an earlier build made."""
-        new = [r for r in self._results(plan, shard, members, pack) if self._catalog.result(r.key) is None]
+        new = [result for result in results if self._catalog.result(result.key) is None]
         if new:
             self._catalog.record_results(new)
 

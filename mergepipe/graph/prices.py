@@ -109,6 +109,8 @@ def level_prices(
         return None
     sizes = np.zeros((LEVELS, len(tensor.experts), blocks), np.int64)
     residuals = np.full(sizes.shape, np.inf)
+    keys = {one.slot: _code_key(one, index, codes) for one in coded}
+    told = codes.all_prices([key for key in keys.values() if key is not None])
     for one in coded:
         given = checked_code(plan, one.base, one.expert, index)
         if given is not None:
@@ -116,10 +118,8 @@ def level_prices(
             np.cumsum(stages, axis=0, out=sizes[:, one.slot - 1])
             residuals[:, one.slot - 1] = left
             continue
-        digests = [index.tensor(ref.source, ref.info) for ref in (one.base, one.expert)]
-        known = None
-        if digests[0] is not None and digests[1] is not None:
-            known = codes.prices(codes.key(digests[0], digests[1]))
+        key = keys[one.slot]
+        known = None if key is None else told.get(key)
         if known is None:
             raise UnknownCodeError
         np.cumsum(known.sizes, axis=0, out=sizes[:, one.slot - 1])
@@ -131,10 +131,14 @@ def is_coded(coded: Coded, codes: CodeStore, index: SourceIndex) -> bool:
     """Return whether it is known what the levels of a delta come to."""
     if coded.expert.coded_only:
         return True
-    digests = [index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert)]
-    if digests[0] is None or digests[1] is None:
-        return False
-    return codes.header(codes.key(digests[0], digests[1])) is not None
+    key = _code_key(coded, index, codes)
+    return key is not None and codes.header(key) is not None
+
+
+def _code_key(coded: Coded, index: SourceIndex, codes: CodeStore) -> bytes | None:
+    """Return the key of a code, None while the content of base or expert is not known."""
+    base, expert = (index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert))
+    return None if base is None or expert is None else codes.key(base, expert)
 
 
 class UnknownCodeError(Exception):

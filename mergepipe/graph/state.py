@@ -12,18 +12,12 @@ from mergepipe.plan.values import OutputPlan, TensorPlan
 
 def tensor_nodes(plan: OutputPlan, index: SourceIndex, catalog: Catalog) -> tuple[TensorNode, ...]:
     """Return the node of every tensor of an output, in the plan's order."""
-    nodes = []
-    for tensor in plan.tensors:
-        key = current_key(plan, tensor, index)
-        nodes.append(
-            TensorNode(
-                output=plan.output.name,
-                tensor=tensor.name,
-                key=key,
-                result=catalog.result(key) if key else None,
-            )
-        )
-    return tuple(nodes)
+    keys = tensor_keys(plan, index)
+    results = catalog.results(key for _, key in keys if key is not None)
+    return tuple(
+        TensorNode(output=plan.output.name, tensor=name, key=key, result=results.get(key) if key is not None else None)
+        for name, key in keys
+    )
 
 
 def tensor_keys(plan: OutputPlan, index: SourceIndex) -> tuple[tuple[str, bytes | None], ...]:

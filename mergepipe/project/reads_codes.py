@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mergepipe.cache.code_files import code_folder
+from mergepipe.cache.code_files import has_codes
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.work import Group, Input, InputKey
@@ -92,7 +92,7 @@ class PackRoom:
         self._index = index
         self._left_out = frozenset(left_out)
         self._counted: set[tuple[Path, str, Path, str]] = set()
-        self._any_packs = bool(code_folder(index.codes.layout).codes)
+        self._any_packs = has_codes(index.codes.layout)
 
     def of(self, plan: OutputPlan, tensor: TensorPlan, *, is_new: bool = True) -> tuple[int, int]:
         """Return the bytes of a tensor's packs that are not there and were not counted yet: exact, or an upper limit.
