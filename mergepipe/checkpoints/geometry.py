@@ -91,7 +91,6 @@ class BlockGrid:
         return first * self.row_bytes, stop * self.row_bytes
 
 
-@functools.lru_cache(maxsize=1 << 14)  # asked for again and again, and the same for every layer
 def grid(dtype: str, shape: tuple[int, ...], geometry: Geometry) -> BlockGrid:
     """Return the blocks of a tensor.
 
@@ -104,6 +103,11 @@ def grid(dtype: str, shape: tuple[int, ...], geometry: Geometry) -> BlockGrid:
     geometry
         The block size.
     """
+    return _grid(dtype, shape, geometry.block_elements)
+
+
+@functools.lru_cache(maxsize=1 << 14)  # asked for again and again, and the same for every layer
+def _grid(dtype: str, shape: tuple[int, ...], block_elements: int) -> BlockGrid:
     bits = DTYPES[dtype].bits
     elements = math.prod(shape)
     if bits % _BYTE_BITS:
@@ -112,7 +116,7 @@ def grid(dtype: str, shape: tuple[int, ...], geometry: Geometry) -> BlockGrid:
         row_elements = shape[-1] if len(shape) > 1 and elements else 1
         row_bytes = row_elements * (bits // _BYTE_BITS)
         rows = elements // row_elements
-    block_rows = max(1, geometry.block_elements // row_elements)
+    block_rows = max(1, block_elements // row_elements)
     return BlockGrid(
         rows=rows,
         row_elements=row_elements,

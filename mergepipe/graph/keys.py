@@ -79,7 +79,12 @@ def statistic_recipe(statistic: Statistic, tensor: TensorPlan, row_elements: int
     inputs = tuple((slot == 0, _kind(tensor.slots[slot])) for slot in statistic.slots)
     allowed = tensor.params.values["non_finite"]
     code = tensor.operator.code  # of a custom operator, whose statistics may be its own
-    return record_digest("recipe.statistic", statistic.digest(), code, tensor.work, inputs, row_elements, allowed)
+    return _statistic_recipe(statistic.digest(), code, tensor.work, inputs, row_elements, allowed)
+
+
+@functools.lru_cache(maxsize=1 << 10, typed=True)  # the same for every layer
+def _statistic_recipe(*fields: Any) -> bytes:
+    return record_digest("recipe.statistic", *fields)
 
 
 def _kind(slot: InputRef | None) -> tuple[str, bool] | None:
