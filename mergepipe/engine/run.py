@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore
@@ -34,7 +34,6 @@ from mergepipe.engine.codings import (
     remade_codings,
     uncoded_tensors,
 )
-from mergepipe.engine.deviation import Comparer, Comparison
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.heap import keep_freed_memory
@@ -45,7 +44,6 @@ from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.problems import check_reads
 from mergepipe.engine.results import FinishedOutput
-from mergepipe.engine.sampling import Sampler
 from mergepipe.engine.schedule import Scheduler
 from mergepipe.engine.staging import StagedShard, abandoned, staged_name
 from mergepipe.engine.survey import CodePasses, SurveyedOutput, SurveyPasses, surveyed_outputs, surveyed_tensors
@@ -58,6 +56,9 @@ from mergepipe.graph.inputs import slot_blocks
 from mergepipe.plan.sampling import whole_sources
 from mergepipe.plan.values import OutputPlan
 from mergepipe.reporting import Reporter
+
+if TYPE_CHECKING:
+    from mergepipe.engine.deviation import Comparison
 
 T = TypeVar("T")
 
@@ -99,11 +100,10 @@ class Engine:
         self._reporter = reporter
         self._options = options
         keep_freed_memory()
-        memory = options.memory
-        self._store = StatisticStore(catalog, pending_bytes(memory))
+        self._store = StatisticStore(catalog, pending_bytes(options.memory))
         self._codes = index.codes
-        self._hold = HoldPool(hold_bytes(memory))
-        self._job_memory = memory
+        self._hold = HoldPool(hold_bytes(options.memory))
+        self._job_memory = options.memory
         self._workers = options.workers
         self._recorded_at = time.monotonic()
         self._unrecorded: dict[int, Group] = {}
@@ -236,8 +236,9 @@ class Engine:
         MergepipeError
             If a source or a number stops it; what was measured is kept for the next build.
         """
-        shards, left = self._shards(plans)
-        maker = GroupMaker(self._index, self._catalog, shards, left)
+        from mergepipe.engine.sampling import Sampler  # no build needs it, nor what compares
+
+        maker = GroupMaker(self._index, self._catalog, *self._shards(plans))
         meters = {plan.output.name: Meter() for plan in plans}
         pool = self._pool(plans)
         try:
@@ -272,6 +273,8 @@ class Engine:
         plans
             Resolved plans of the same output, whose survey was taken.
         """
+        from mergepipe.engine.deviation import Comparer
+
         first = plans[:1]
         maker = GroupMaker(self._index, self._catalog, *self._shards(first))
         pool = WorkerPool(self._options.workers, self._options.memory)
