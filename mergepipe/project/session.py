@@ -26,6 +26,7 @@ from mergepipe.project import build as steps
 from mergepipe.project import locking
 from mergepipe.project.caches import ProjectCache, holding, opened
 from mergepipe.project.caches_used import remember_project
+from mergepipe.project.collecting import seldom_collecting
 from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs, with_stages
 from mergepipe.project.levels import LevelBuilder, introduce
 from mergepipe.project.reports import BuildReport, CacheInfo, PruneReport, StatusReport
@@ -134,6 +135,7 @@ class Project:
 
     # --- commands -------------------------------------------------------------------------------------------------
 
+    @seldom_collecting
     def build(
         self, outputs: Sequence[str] = (), *, locked: bool = False, force: bool = False, signer: Signer | None = None
     ) -> BuildReport:
