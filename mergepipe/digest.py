@@ -116,7 +116,8 @@ def _encoded(value: Any) -> bytes:
     """
     kind = type(value)  # tried first, for there are millions of them
     if kind is bytes:
-        return b"b" + len(value).to_bytes(8, "little") + value
+        data: bytes = value
+        return b"b" + len(data).to_bytes(8, "little") + data
     if kind is str:
         return _text(value)
     if kind is int:
