@@ -41,8 +41,9 @@ def _is_cached(fd: int, offset: int, count: int) -> bool:
 class ReadAhead:
     """Asks for the inputs of jobs that wait for a worker.
 
-    Only for inputs that are read whole whatever turns out: those whose content is not known. What else is needed is
-    decided by the job itself, which asks for all of it before it reads the first (`mergepipe.engine.reader`).
+    Only for inputs that are read whole whatever turns out: those whose content is not known, and the base where no
+    earlier result may stand for the merge. What else is needed is decided by the job itself, which asks for all of it
+    before it reads the first (`mergepipe.engine.reader`).
     """
 
     def __init__(self) -> None:
@@ -57,8 +58,9 @@ class ReadAhead:
 
     def ask(self, job: Job) -> None:
         """Ask for what a job is sure to read."""
-        for source in job.group.inputs.values():
-            if source.known is not None or job.start >= source.grid.count or not source.is_missing(job.start):
+        bases = {work.inputs[0] for work in job.group.works if not work.candidates}
+        for key, source in job.group.inputs.items():
+            if job.start >= source.grid.count or not (key in bases if source.known else source.is_missing(job.start)):
                 continue
             fd = self._descriptor(source.key[0])
             if fd is not None:

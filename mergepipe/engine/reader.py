@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from mergepipe.cache.sources import other_content
@@ -17,6 +18,9 @@ from mergepipe.errors import InternalError, PackError, PlanError, StorageError
 from mergepipe.progressive.decode import BlockDecoder
 from mergepipe.progressive.encode import EncodedBlock
 from mergepipe.progressive.pack import read_chunks
+
+# How many packs a job has open at once: descriptors are few.
+_OPEN_PACKS = 8
 
 
 class Reader:
@@ -158,6 +162,23 @@ class Reader:
 
     # --- codes of deltas --------------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def asking(self, needed: dict[CodeKey, dict[int, int]]) -> Iterator[None]:
+        """Ask the kernel for all that `read_codes` will read, before anything is waited for; packs stay open meanwhile.
+
+        Parameters
+        ----------
+        needed
+            As of `read_codes`.
+        """
+        with contextlib.ExitStack() as opened:
+            for number, (key, levels) in enumerate(needed.items()):
+                reading = self._group.codes[key].reading()
+                with contextlib.nullcontext(opened.enter_context(reading)) if number < _OPEN_PACKS else reading as pack:
+                    if pack is not None:
+                        _ask_for_code(pack, levels)
+            yield
+
     def read_codes(self, needed: dict[CodeKey, dict[int, int]]) -> None:
         """Read the stages that are needed of codes, those of adjacent blocks in one go; compare their digests.
 
@@ -173,8 +194,7 @@ class Reader:
             with code.reading() as pack:
                 if pack is not None:
                     for stage in range(max(levels.values())):
-                        blocks = sorted(block for block, level in levels.items() if level > stage)
-                        self._read_stage(code, pack, stage, blocks, (number, stage))
+                        self._read_stage(code, pack, stage, _at_stage(levels, stage), (number, stage))
             damaged = [block for block, level in levels.items() if len(self._codes.get((key, block), ())) < level]
             if damaged:
                 code.is_damaged = True
@@ -257,6 +277,18 @@ class Reader:
             return delta
         on = self._inputs[adapter.on]
         return add_delta(typed(self.data(adapter.on, block), on.ref.info.dtype), delta)
+
+
+def _ask_for_code(pack: OpenPack, levels: dict[int, int]) -> None:
+    for stage in range(max(levels.values())):
+        for run in _adjacent(_at_stage(levels, stage)):
+            start, stop = pack.header.run_range(stage, run)
+            advise(pack.fd, start, stop - start)
+
+
+def _at_stage(levels: dict[int, int], stage: int) -> list[int]:
+    """Return the blocks of which this stage is needed (from 0), in order; ``levels`` by block."""
+    return sorted(block for block, level in levels.items() if level > stage)
 
 
 def unfit(pack: OpenPack, error: PackError | StorageError, what: str = "") -> PackError:
