@@ -62,6 +62,7 @@ class CodeStore:
         self._known: dict[bytes, CodePrices] = {}  # as the catalog has them
         self._known_bytes = 0
         self._keys: dict[tuple[bytes, bytes], bytes] = {}
+        self._paths: dict[bytes, Path] = {}
         self._place = f"{self.folder}{os.sep}"
 
     def key(self, base: bytes, expert: bytes) -> bytes:
@@ -74,7 +75,10 @@ class CodeStore:
 
     def path(self, key: bytes) -> Path:
         """Return where a pack lies, if it is there."""
-        return self.folder / f"{key.hex()}{SUFFIX}"
+        found = self._paths.get(key)
+        if found is None:
+            found = self._paths[key] = self.folder / f"{key.hex()}{SUFFIX}"
+        return found
 
     def prices(self, key: bytes) -> CodePrices | None:
         """Return what the levels of a delta come to; None if that is not known."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+_CELLS = 256  # a level is a byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelCount:
@@ -62,19 +63,21 @@ def tensor_histograms(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) 
     if tensor.decision is not Decision.MERGE or not recipe.facts.blocks:
         return tuple({} for _ in tensor.experts)
     known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
-    own = first_equal(recipe, known) == np.arange(len(tensor.experts))[:, None]
-    costs, codes = block_costs(recipe), read_codes(plan, tensor)
-    return tuple(
-        {}
-        if ref is None or not any(map(tensor.is_expert, ref.stored))
-        else _histogram(
-            _levels(recipe, number, ref),
-            own[number],
-            costs[number],
-            coded_prices(codes[number + 1], index) if number + 1 in codes else None,
-        )
-        for number, ref in enumerate(tensor.experts)
-    )
+    counted = first_equal(recipe, known) == np.arange(len(tensor.experts))[:, None]
+    sizes, codes = block_costs(recipe), read_codes(plan, tensor)
+    levels = np.full(counted.shape, EXACT, np.uint8)
+    for number, ref in enumerate(tensor.experts):
+        if ref is None or not any(map(tensor.is_expert, ref.stored)):
+            counted[number] = False
+            continue
+        row = _levels(recipe, number, ref)
+        levels[number, : len(row)], counted[number, len(row) :] = row, False
+        if number + 1 in codes:
+            at = np.flatnonzero((row != OMITTED) & (row != EXACT))
+            stages = np.cumsum(coded_prices(codes[number + 1], index).sizes, axis=0)
+            sizes[number, at] = stages[row[at] - 1, at]
+    sizes[levels == OMITTED] = 0
+    return _counts(levels, counted | (levels == OMITTED), sizes)
 
 
 def _levels(recipe: TensorRecipe, expert: int, ref: InputRef) -> Array:
@@ -86,31 +89,24 @@ def _levels(recipe: TensorRecipe, expert: int, ref: InputRef) -> Array:
     return np.full(count, EXACT, np.uint8) if row is None else np.frombuffer(row, np.uint8)[:count]
 
 
-def _histogram(levels: Array, own: Array, costs: Array, prices: CodePrices | None) -> Histogram:
-    """Return the histogram of one expert, of blocks that are left out or that have content of their own.
+def _counts(levels: Array, counted: Array, sizes: Array) -> tuple[Histogram, ...]:
+    """Return the histogram of each expert.
 
     Parameters
     ----------
-    levels
-        Per block that the expert has.
-    own, costs
-        Per merged block whether its content is its own, and what the exact one takes.
+    levels, counted, sizes
+        Of each block its level, whether it counts, and what reading it takes; ``(experts, blocks)``.
     """
     import numpy as np
 
-    count = len(levels)
-    at = np.flatnonzero(own[:count] | (levels == OMITTED))
-    counted, sizes = levels[at], costs[at]
-    if prices is not None:
-        coded = np.flatnonzero((counted != OMITTED) & (counted != EXACT))
-        stages = np.cumsum(prices.sizes[:, at[coded]], axis=0)
-        sizes[coded] = stages[counted[coded] - 1, np.arange(len(coded))]
-    sizes[counted == OMITTED] = 0
-    blocks = np.bincount(counted)
-    found = {}
-    for level in np.flatnonzero(blocks).tolist():
-        size = int(sizes[counted == level].sum())
-        found[level] = LevelCount(blocks=int(blocks[level]), bytes=size)
+    cells = (np.arange(len(levels))[:, None] * _CELLS + levels)[counted]
+    size = len(levels) * _CELLS
+    blocks = np.bincount(cells, minlength=size).reshape(-1, _CELLS)
+    # Sums of whole numbers below 2^53, which float64 has exactly.
+    read = np.bincount(cells, weights=sizes[counted], minlength=size).reshape(-1, _CELLS)
+    found: tuple[dict[int, LevelCount], ...] = tuple({} for _ in levels)
+    for expert, level in np.argwhere(blocks).tolist():
+        found[expert][level] = LevelCount(blocks=int(blocks[expert, level]), bytes=int(read[expert, level]))
     return found
 
 

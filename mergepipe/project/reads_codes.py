@@ -32,7 +32,7 @@ class CodeSizes:
 
     def __init__(self, index: SourceIndex) -> None:
         self._index = index
-        self._found: dict[tuple[str, str, str, str], Array] = {}
+        self._found: dict[tuple[str, str, str, str], Array] = {}  # bytes up to each stage, ``(stages + 1, blocks)``
 
     def bytes_of(
         self, plan: OutputPlan, tensor: TensorPlan, slot: int, stages: Sequence[int], blocks: Collection[int]
@@ -49,9 +49,14 @@ class CodeSizes:
         ref, base = coded_ref(tensor, slot), tensor.base
         assert base is not None, "a code is that of a delta against a base"
         name = (base.source, base.info.name, ref.source, ref.info.name)
-        if name not in self._found:
-            self._found[name] = coded_prices(read_codes(plan, tensor)[slot], self._index).sizes
-        return int(self._found[name][stages[0] : stages[-1] + 1, list(blocks)].sum())
+        sizes = self._found.get(name)
+        if sizes is None:
+            sizes = self._found[name] = _up_to_each(coded_prices(read_codes(plan, tensor)[slot], self._index).sizes)
+        if len(blocks) == 1:
+            (block,) = blocks
+            return int(sizes[stages[-1] + 1, block] - sizes[stages[0], block])
+        at = list(blocks)
+        return int((sizes[stages[-1] + 1, at] - sizes[stages[0], at]).sum())
 
     def read(
         self, plan: OutputPlan, tensor: TensorPlan, block: BlockPlan, blocks: Collection[int]
@@ -59,6 +64,15 @@ class CodeSizes:
         """Yield the slots of which codes are read, and the bytes that this takes for blocks that come about alike."""
         for slot, level in block.decodes:
             yield slot, self.bytes_of(plan, tensor, slot, range(level), blocks)
+
+
+def _up_to_each(sizes: Array) -> Array:
+    """Return what the first so many stages of each block take, from none to all."""
+    import numpy as np
+
+    found = np.zeros((len(sizes) + 1, *sizes.shape[1:]), np.int64)
+    np.cumsum(sizes, axis=0, out=found[1:])
+    return found
 
 
 def coded_ref(tensor: TensorPlan, slot: int) -> InputRef:
