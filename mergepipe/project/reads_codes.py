@@ -51,7 +51,8 @@ class CodeSizes:
         name = (base.source, base.info.name, ref.source, ref.info.name)
         sizes = self._found.get(name)
         if sizes is None:
-            sizes = self._found[name] = _up_to_each(coded_prices(read_codes(plan, tensor)[slot], self._index).sizes)
+            sizes = _up_to_each(coded_prices(Coded(slot=slot, expert=ref, base=base), self._index).sizes)
+            self._found[name] = sizes
         if len(blocks) == 1:
             (block,) = blocks
             return int(sizes[stages[-1] + 1, block] - sizes[stages[0], block])
