@@ -7,8 +7,9 @@ frozen value in ``node``, and for exporters ``state``, ``bytes`` and ``digest`` 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+
+import networkx as nx
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
@@ -30,35 +31,26 @@ from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
-if TYPE_CHECKING:  # a build needs states alone, and no graph library
-    import networkx as nx
 
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MergeGraph:
-    """The tensor-level graph of one or more outputs, with the states of their tensors as they were when it was made.
+    """The tensor-level graph of one or more outputs.
 
     Attributes
     ----------
+    graph
+        Nodes `("read", source, tensor)`, `("tensor", output, tensor)`, `("output", output)`.
     plans
         By output name.
     """
 
-    def __init__(self, plans: Sequence[OutputPlan], index: SourceIndex, catalog: Catalog) -> None:
-        self.plans: Mapping[str, OutputPlan] = {plan.output.name: plan for plan in plans}
-        self._index = index
-        self._nodes = {node.id: node for plan in plans for node in tensor_nodes(plan, index, catalog)}
-        self._graph: nx.DiGraph | None = None
-
-    @property
-    def graph(self) -> nx.DiGraph:
-        """Nodes `("read", source, tensor)`, `("tensor", output, tensor)`, `("output", output)`; made when asked for."""
-        if self._graph is None:
-            self._graph = _linked(self, self._index)
-        return self._graph
+    graph: nx.DiGraph
+    plans: Mapping[str, OutputPlan]
 
     def tensor(self, output: str, tensor: str) -> TensorNode:
         """Return the node of an output tensor."""
-        return self._nodes["tensor", output, tensor]
+        node: TensorNode = self.graph.nodes["tensor", output, tensor]["node"]
+        return node
 
     def pending(self) -> Iterator[tuple[OutputPlan, TensorPlan]]:
         """Yield the tensors that are not clean, inputs before what depends on them, then in plan order."""
@@ -70,18 +62,11 @@ class MergeGraph:
 
 def compile_graph(plans: Sequence[OutputPlan], index: SourceIndex, catalog: Catalog) -> MergeGraph:
     """Compile the tensor-level graph of these outputs, marked with what the catalog knows."""
-    return MergeGraph(plans, index, catalog)
-
-
-def _linked(found: MergeGraph, index: SourceIndex) -> nx.DiGraph:
-    import networkx as nx
-
     graph = nx.DiGraph()
-    for plan in found.plans.values():
+    for plan in plans:
         output = OutputNode(output=plan.output.name)
         _add(graph, output)
-        for tensor in plan.tensors:
-            node = found.tensor(output.output, tensor.name)
+        for tensor, node in zip(plan.tensors, tensor_nodes(plan, index, catalog), strict=True):
             _add(graph, node)
             graph.add_edge(node.id, output.id, role="part")
             target: Node = node
@@ -95,7 +80,7 @@ def _linked(found: MergeGraph, index: SourceIndex) -> nx.DiGraph:
                 graph.add_edge(read.id, node.id, role=role)
                 if target is not node:
                     graph.add_edge(read.id, target.id, role=role)
-    return graph
+    return MergeGraph(graph=graph, plans={plan.output.name: plan for plan in plans})
 
 
 def expand_tensor(
@@ -105,8 +90,6 @@ def expand_tensor(
 
     It is a graph of its own: the expansion of a large model is made and dropped tensor by tensor.
     """
-    import networkx as nx
-
     recipe = TensorRecipe.of(tensor, plan.geometry)
     known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
     earlier = catalog.candidates(plan.output.name, tensor.name, tensor.recipe, tensor.shape)

@@ -261,8 +261,8 @@ def imported(project, command):
     return done.stdout.split()
 
 
-def test_a_build_imports_numpy_and_neither_networkx_nor_torch(project):
-    assert imported(project, "build") == ["numpy"]
+def test_networkx_is_imported_to_build_and_torch_never(project):
+    assert imported(project, "build") == ["networkx", "numpy"]
 
 
 @pytest.mark.parametrize("command", ["build", "plan", "status"])
