@@ -93,10 +93,22 @@ class PackStore:
         Returns
         -------
         bool
-            False if more than that changed: somebody wrote to it, through a published file that shares its inode.
+            False if more than that changed, or it is gone: somebody wrote to it, through a published file that shares
+            its inode.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be looked at: nothing is known of it then.
         """
-        identity, recorded = FileIdentity.at(self.path(name)), self._catalog.pack_identity(name)
-        if identity is None or recorded is None or not identity.same_content(recorded):
+        path, recorded = self.path(name), self._catalog.pack_identity(name)
+        try:
+            identity = FileIdentity.of(path.stat())
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            fail_storage(error, path, "look at")
+        if recorded is None or not identity.same_content(recorded):
             return False
         self._catalog.record_pack_identity(name, identity)
         return True
