@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from pathlib import Path
-from typing import Any
 
+from benchmarks.pages import STYLE, put
 from benchmarks.scale.measure import BUDGET, COMMANDS, EXPERTS, Json
 from mergepipe.units import format_bytes
 
 RESULTS = Path(__file__).with_name("results.json")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, PICTURE = DOCS / "benchmarks.md", DOCS / "images" / "scale.svg"
-BEGIN, END = "<!-- begin: scale -->", "<!-- end: scale -->"
 
 
 def render() -> str:
-    """Write the picture, and the table where the page has a place for it; return the table."""
+    """Write the picture, and the table into its place on the page; return the table."""
     found = json.loads(RESULTS.read_text())
     text = table(found)
     _draw(found, PICTURE)
-    page = PAGE.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    if pattern.search(page):
-        PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n{text}\n{END}", page), encoding="utf-8")
+    PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), "scale", text), encoding="utf-8")
     return text
 
 
@@ -64,15 +59,6 @@ def _median(runs: list[Json], field: str) -> float:
     return statistics.median(run[field] for run in runs)
 
 
-_STYLE: Any = {
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.facecolor": "white",
-    "font.family": "sans-serif",
-    "font.size": 9.0,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "mergepipe",  # the same figures make the same file
-}
 _COLOURS = {"first plan": "#bc4c00", "plan": "#0969da", "status": "#1a7f37"}
 
 
@@ -81,7 +67,7 @@ def _draw(found: Json, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.5, 4.0), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
