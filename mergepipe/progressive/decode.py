@@ -167,12 +167,8 @@ class BlockDecoder:
             return
         if self._spread is None:
             self._spread = Spread(self._points, self._scales)
-        size, stop = self.units.size, start + len(out)
-        per_tile = TILE // self.units.padded
-        for first in range(start // size, -(-stop // size), per_tile):
-            last = min(first + per_tile, -(-stop // size))
-            low, high = max(start, first * size), min(stop, last * size)
-            self._fill_units(first, last, low - first * size, out[low - start : high - start])
+        for first, last, low, high in self.units.tiles(start, start + len(out), TILE // self.units.padded):
+            self._fill_units(first, last, low - first * self.units.size, out[low - start : high - start])
 
     def _fill_units(self, first: int, last: int, skip: int, out: Array) -> None:
         """Decode units [first, last), and write what follows the first ``skip`` elements."""

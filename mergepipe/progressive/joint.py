@@ -88,11 +88,8 @@ class JointDecoder:
         if not self._planes:
             out[...] = 0
             return
-        size, stop = self._units.size, start + len(out)
-        for first in range(start // size, -(-stop // size), self._per_tile):
-            last = min(first + self._per_tile, -(-stop // size))
-            low, high = max(start, first * size), min(stop, last * size)
-            self._fill_units(first, last, low - first * size, out[low - start : high - start])
+        for first, last, low, high in self._units.tiles(start, start + len(out), self._per_tile):
+            self._fill_units(first, last, low - first * self._units.size, out[low - start : high - start])
 
     def _fill_units(self, first: int, last: int, skip: int, out: Array) -> None:
         """Sum up units [first, last), and write what follows the first ``skip`` elements."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,19 @@ class Units:
     def last(self) -> int:
         """Elements of the last unit."""
         return self.elements - (self.count - 1) * self.size
+
+    def tiles(self, start: int, stop: int, per_tile: int) -> Iterator[tuple[int, int, int, int]]:
+        """Cut elements [start, stop) into tiles of at most so many units.
+
+        Yields
+        ------
+        tuple
+            The first unit, the one behind the last, and the tile's first element and the one behind its last.
+        """
+        end = -(-stop // self.size)
+        for first in range(start // self.size, end, per_tile):
+            last = min(first + per_tile, end)
+            yield first, last, max(start, first * self.size), min(stop, last * self.size)
 
     def chunk_bytes(self, stage: int) -> int:
         """Return how large the chunk of a stage is where no unit is zero; ``stage`` counts from 0."""
