@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from mergepipe.cache.catalog import Catalog
@@ -159,7 +159,7 @@ def _columns(where: _Place, row: _Row) -> tuple[object, ...]:
 class StatisticTable:
     """The numbers of one statistic for the blocks of one tensor. Complete once every block was entered.
 
-    `holds` may be called from any thread; all else belongs to the thread that owns the catalog.
+    `holds` may be called, and `known` looked at, by any thread; all else belongs to the thread that owns the catalog.
     """
 
     def __init__(self, store: StatisticStore, where: _Place, count: int, rows: Sequence[_Row]) -> None:
@@ -177,6 +177,11 @@ class StatisticTable:
     def holds(self, key: bytes) -> bool:
         """Return whether a block's numbers are known from earlier."""
         return key in self._known
+
+    @property
+    def known(self) -> Set[bytes]:
+        """The keys of blocks whose numbers are known from earlier."""
+        return self._known.keys()
 
     @property
     def complete(self) -> bool:

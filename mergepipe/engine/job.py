@@ -62,7 +62,7 @@ def _measure(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobD
         for block in range(job.start, min(job.stop, work.recipe.facts.blocks)):
             digests = [reader.digest(key, block) if key else None for key in work.inputs]
             plan = plan_statistic(work.recipe, measure.statistic, measure.recipe, block, digests)
-            if measure.table.holds(plan.key):
+            if plan.key in measure.known:
                 measured.append(BlockMeasured(index, block, plan.key, None))
             else:
                 todo.append((index, plan))

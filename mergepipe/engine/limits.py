@@ -21,6 +21,8 @@ _AMPLE = 1 << 29
 JOB_ELEMENTS = 1 << 20
 # Jobs per worker in flight: enough that no worker waits, few enough that memory stays bounded.
 JOBS_AHEAD = 3
+# Worker processes are forked for a build that goes through so many bytes; for less, threads are as quick.
+FORK_BYTES = 256 << 20
 # What groups may keep between their passes where no limit is set: the inputs of a large layer of a 1B model with four
 # experts. Larger ones are read again, from the page cache.
 HOLD_BYTES = 192 << 20

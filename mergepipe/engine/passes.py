@@ -57,6 +57,7 @@ class GroupPasses:
         self._job_blocks = job_blocks
         self.reducers: list[Reducer] = []
         self._measures: tuple[Measure, ...] = ()
+        self._tables: tuple[StatisticTable, ...] = ()  # of each measure
         self.codings: tuple[Coding, ...] = ()
 
     @property
@@ -84,7 +85,9 @@ class GroupPasses:
         """
         self.begin()
         while self.reducers or self.codings:
-            self._measures = tuple(self._open(self.reducers))
+            opened = tuple(self._open(self.reducers))
+            self._measures = tuple(measure for measure, _ in opened)
+            self._tables = tuple(table for _, table in opened)
             missing = None if self.codings else self._missing()
             jobs = list(jobs_of(self.group, self._job_blocks, self._measures, missing, self.codings))
             if jobs:
@@ -103,7 +106,7 @@ class GroupPasses:
         for key, digests in done.hashed.items():
             self.group.hashed.setdefault(key, bytearray()).extend(digests)
         for found in done.measured:
-            self._measures[found.measure].table.enter(found.block, found.key, found.value)
+            self._tables[found.measure].enter(found.block, found.key, found.value)
         self.group.claimed |= done.claimed
 
     def finish(self) -> dict[InputKey, int]:
@@ -158,9 +161,9 @@ class GroupPasses:
             raise named(work, error) from error
         return True
 
-    def _open(self, reducers: Iterable[Reducer]) -> Iterator[Measure]:
+    def _open(self, reducers: Iterable[Reducer]) -> Iterator[tuple[Measure, StatisticTable]]:
         """Open the table of every statistic that is wanted; works that want the same share it."""
-        shared: dict[object, Measure] = {}
+        shared: dict[object, StatisticTable] = {}
         for reducer in reducers:
             work = reducer.work
             reducer.tables = {}
@@ -172,23 +175,22 @@ class GroupPasses:
                     tuple(statistic.block_settings(block) for block in range(work.recipe.facts.blocks)),
                 )
                 if same not in shared:
-                    table = open_table(self._store, work.recipe, statistic)
-                    shared[same] = Measure(work=work, statistic=statistic, recipe=recipe, table=table)
-                    yield shared[same]
-                reducer.tables[statistic] = shared[same].table
+                    table = shared[same] = open_table(self._store, work.recipe, statistic)
+                    yield Measure(work=work, statistic=statistic, recipe=recipe, known=table.known), table
+                reducer.tables[statistic] = shared[same]
 
     def _missing(self) -> set[int] | None:
         """Enter what is known from earlier; return the blocks that must be measured, None for all of a cold group."""
         if self.group.cold:
             return None
         missing: set[int] = set()
-        for measure in self._measures:
+        for measure, table in zip(self._measures, self._tables, strict=True):
             work = measure.work
             for block in range(work.recipe.facts.blocks):
                 digests = [self.digest(key, block) for key in work.inputs]
                 plan = plan_statistic(work.recipe, measure.statistic, measure.recipe, block, digests)
-                if measure.table.holds(plan.key):
-                    measure.table.enter(block, plan.key, None)
+                if plan.key in measure.known:
+                    table.enter(block, plan.key, None)
                 else:
                     missing.add(block)
         return missing

@@ -24,17 +24,30 @@ class WorkerPool:
         How many threads.
     memory
         The limit for weights in flight, in bytes; None for none.
+
+    Attributes
+    ----------
+    tile
+        How many elements to work on at a time.
     """
 
     def __init__(self, workers: int, memory: int | None = None) -> None:
         self._workers = workers
-        self._tile = tile_elements(memory)
-        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="mergepipe")
+        self.tile = tile_elements(memory)
+        self._executor = self._threads()
         self._local = threading.local()
+
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._workers, thread_name_prefix="mergepipe")
+
+    def rest(self) -> None:
+        """Wait for jobs that run, and end the threads; they begin again with the next job."""
+        self._executor.shutdown(wait=True)
+        self._executor = self._threads()
 
     def _scratch(self) -> Scratch:
         if not hasattr(self._local, "scratch"):
-            self._local.scratch = Scratch(self._tile)
+            self._local.scratch = Scratch(self.tile)
         scratch: Scratch = self._local.scratch
         return scratch
 

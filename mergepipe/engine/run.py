@@ -34,6 +34,7 @@ from mergepipe.engine.codings import (
     remade_codings,
     uncoded_tensors,
 )
+from mergepipe.engine.crew import crew_for
 from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.heap import keep_freed_memory
@@ -300,11 +301,12 @@ class Engine:
         users: dict[str, str] = {}
         for plan in plans:
             users |= {source: plan.output.name for source in plan.sources if source not in users}
-        self._reporter.begin(phase, sum(one.nbytes for one in passes))
         run = RunMeters(meters, users)
         scheduler = Scheduler(pool, self._hold, lambda done: self._take(done, run), lambda p: self._finish(p, run))
         try:
-            scheduler.run(passes)
+            with crew_for(passes, self._workers, pool, self._hold) as crew:
+                self._reporter.begin(phase, sum(one.nbytes for one in passes))
+                scheduler.run(passes, crew)
         except (MergepipeError, KeyboardInterrupt) as error:
             pool.close()
             if isinstance(error, SourceChangedError):

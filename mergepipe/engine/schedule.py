@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from mergepipe.engine.ahead import ReadAhead
+from mergepipe.engine.crew import Crew
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.job import run_job
 from mergepipe.engine.passes import GroupPasses
@@ -55,8 +56,14 @@ class Scheduler:
         self._active: list[_Active] = []
         self._flying: deque[tuple[_Active, Future[JobDone]]] = deque()
 
-    def run(self, groups: Iterable[GroupPasses]) -> None:
-        """Run all groups; the first exception of a job is raised when its turn comes."""
+    def run(self, groups: Iterable[GroupPasses], crew: Crew | None = None) -> None:
+        """Run all groups; the first exception of a job is raised when its turn comes.
+
+        Parameters
+        ----------
+        crew
+            Processes that do the jobs; None where threads do.
+        """
         waiting, ahead = deque(groups), ReadAhead()
         try:
             while True:
@@ -67,7 +74,8 @@ class Scheduler:
                     active.flying += 1
                     job = active.ready.popleft()
                     ahead.ask(job)
-                    self._flying.append((active, self._pool.submit(run_job, job)))
+                    submitted = self._pool.submit(run_job, job) if crew is None else crew.submit(job)
+                    self._flying.append((active, submitted))
                 if not self._flying:
                     return
                 self._take()

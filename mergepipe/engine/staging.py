@@ -79,7 +79,7 @@ class StagedShard:
             os.close(fd)
 
     def ensure(self) -> None:
-        """Create the file where nothing had to be written: a shard of empty tensors.
+        """Create the file, if it is not there: before anything is written by several processes, or where nothing is.
 
         Raises
         ------
@@ -87,10 +87,15 @@ class StagedShard:
             If the file system refuses.
         """
         try:
-            with self._opened():
-                pass
+            if not self._created:
+                with self._opened():
+                    pass
         except OSError as error:
             fail_storage(error, self.path, "write")
+
+    def is_there(self) -> None:
+        """Take note that another process has created the file."""
+        self._created = True
 
     def write(self, tensor: str, start: int, data: memoryview) -> None:
         """Write bytes of a tensor, ``start`` bytes from its first.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.records import StagedTensor
-from mergepipe.cache.statistics import StatisticTable
 from mergepipe.checkpoints.checkpoint import CheckpointFile
 from mergepipe.checkpoints.geometry import BlockGrid
 from mergepipe.digest import DIGEST_SIZE, digest_at
@@ -185,14 +184,14 @@ class Measure:
     ----------
     recipe
         The part of the key that does not depend on content (`mergepipe.graph.keys.statistic_recipe`).
-    table
-        Where earlier numbers are looked up; entered by the thread that runs the build.
+    known
+        The keys of what is known from earlier.
     """
 
     work: TensorWork
     statistic: Statistic
     recipe: bytes
-    table: StatisticTable
+    known: Set[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,248 @@
+"""Worker processes: each is forked off the build with all groups in it, and does the jobs that it is asked for.
+
+Threads of one interpreter wait for one another between any two calls of numpy; on two cores that costs a build a fifth
+to a third of its time. A process waits for nobody. Only orders and outcomes pass through pipes
+(`mergepipe.engine.orders`): sources are read, and shards written, by the process that does the job.
+
+A process can only help. Where a job fails in one, or the process is gone, a thread of the build does the job again: it
+meets the same error, or makes the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import BinaryIO, NoReturn
+
+from mergepipe.engine.hold import HoldPool
+from mergepipe.engine.job import run_job
+from mergepipe.engine.kernel import Scratch
+from mergepipe.engine.limits import FORK_BYTES
+from mergepipe.engine.orders import Order, Outcome, job_done, order_of, ordered_job, outcome_of
+from mergepipe.engine.passes import GroupPasses
+from mergepipe.engine.pool import WorkerPool
+from mergepipe.engine.work import Group, InputKey, Job, JobDone
+from mergepipe.errors import StorageError
+
+
+@contextlib.contextmanager
+def crew_for(passes: Sequence[GroupPasses], workers: int, pool: WorkerPool, hold: HoldPool) -> Iterator[Crew | None]:
+    """Fork worker processes for jobs of these passes, as many as there are workers.
+
+    None where threads do as well, or where there cannot be any: beside other threads, whose locks a forked process
+    would find taken for ever (those of a notebook, say), and where the system's own libraries do not survive a fork.
+    """
+    pool.rest()
+    crew = None
+    if workers > 1 and _can_fork() and sum(one.nbytes for one in passes) >= FORK_BYTES:
+        with contextlib.suppress(OSError):  # no processes to be had: threads will do
+            crew = Crew(passes, workers, pool, hold)
+    try:
+        yield crew
+    finally:
+        pool.rest()
+        if crew is not None:
+            crew.close()
+
+
+def _can_fork() -> bool:
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    """A worker process and the pipes to it.
+
+    Attributes
+    ----------
+    asked
+        The jobs whose outcomes it owes, in the order in which it was asked.
+    is_gone
+        Whether it ended by itself, or was killed.
+    """
+
+    pid: int
+    orders: BinaryIO
+    outcomes: BinaryIO
+    asked: deque[tuple[Job, Future[JobDone]]] = field(default_factory=deque)
+    is_gone: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self, order: bytes, job: Job, future: Future[JobDone]) -> bool:
+        """Ask for a job; return whether there is somebody to ask."""
+        with self.lock:
+            if self.is_gone:
+                return False
+            self.asked.append((job, future))
+        with contextlib.suppress(OSError):  # whoever waits for the outcome sees to it that there is one
+            self.orders.write(order)
+            self.orders.flush()
+        return True
+
+    def end(self) -> None:
+        """Tell it that nobody will ask any more."""
+        with contextlib.suppress(OSError):
+            self.orders.close()
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        with contextlib.suppress(OSError):
+            self.outcomes.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+class Crew:
+    """Processes that do jobs of the groups that there were when they were forked.
+
+    Parameters
+    ----------
+    passes
+        Whose jobs they may be asked to do.
+    workers
+        How many processes.
+    pool
+        The threads that do what no process can.
+    hold
+        What lends the memory that groups keep between their passes; it is shared with them.
+
+    Raises
+    ------
+    OSError
+        If the system does not give processes or memory.
+    """
+
+    def __init__(self, passes: Sequence[GroupPasses], workers: int, pool: WorkerPool, hold: HoldPool) -> None:
+        if any(one.hold_bytes for one in passes):
+            hold.share()
+        self._pool = pool
+        self._hold = hold
+        self._groups = [one.group for one in passes]
+        self._numbers = {id(group): number for number, group in enumerate(self._groups) if _is_fit(group)}
+        self._cold: list[list[InputKey]] = [
+            [key for key, source in group.inputs.items() if source.known is None] for group in self._groups
+        ]
+        self._processes: list[_Process] = []
+        self._receivers: list[threading.Thread] = []
+        try:
+            for _ in range(workers):
+                self._processes.append(self._fork())
+            for process in self._processes:  # when all are forked: no process is forked beside a thread
+                receiver = threading.Thread(target=self._receive, args=(process,), name="mergepipe-outcomes")
+                self._receivers.append(receiver)
+                receiver.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, job: Job) -> Future[JobDone]:
+        """Have a job done: by the process that has the least to do, or by a thread."""
+        order = self._order(job)
+        if order is not None:
+            future: Future[JobDone] = Future()
+            future.set_running_or_notify_cancel()  # what was asked for is done
+            for process in sorted(self._processes, key=lambda one: len(one.asked)):
+                if process.ask(order, job, future):
+                    return future
+        return self._pool.submit(run_job, job)
+
+    def close(self) -> None:
+        """End all processes, when they have done what they were asked for."""
+        for process in self._processes:
+            process.end()
+        for receiver in self._receivers:
+            receiver.join()
+        for process in self._processes:
+            process.wait()
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _order(self, job: Job) -> bytes | None:
+        """Return the order for a job; None if no process can do it."""
+        number = self._numbers.get(id(job.group))
+        if number is None or job.codings:
+            return None
+        order = order_of(job, number, self._cold[number], self._hold)
+        if order is None:
+            return None
+        try:
+            for work in () if job.measures else job.group.works:
+                work.shard.ensure()  # here alone: two processes would each make a file of their own
+        except StorageError:
+            return None
+        return pickle.dumps(order, pickle.HIGHEST_PROTOCOL)
+
+    def _receive(self, process: _Process) -> None:
+        """Take the outcomes of a process, until there are no more; do what it failed at, or left undone."""
+        scratch = Scratch(self._pool.tile)
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+            while True:
+                outcome: Outcome | None = pickle.load(process.outcomes)  # noqa: S301 - from a process of ours
+                _settle(*process.asked.popleft(), outcome, scratch)
+        with process.lock:
+            process.is_gone = True
+        for job, future in process.asked:
+            _settle(job, future, None, scratch)
+
+    def _fork(self) -> _Process:
+        orders, outcomes = os.pipe(), os.pipe()
+        with warnings.catch_warnings():  # that there may be threads: of libraries, which see to it themselves
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            self._serve(orders[0], outcomes[1], (orders[1], outcomes[0]))
+        os.close(orders[0])
+        os.close(outcomes[1])
+        return _Process(pid, os.fdopen(orders[1], "wb"), os.fdopen(outcomes[0], "rb"))
+
+    def _serve(self, orders: int, outcomes: int, others: tuple[int, int]) -> NoReturn:
+        """Be a worker process: do what is asked until nobody can ask any more. Never comes back."""
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build sees to an interrupt
+            gc.freeze()  # to look through all that was there would be to copy it
+            for fd in others:
+                os.close(fd)
+            for process in self._processes:  # those forked before: only the build may hold their pipes
+                os.close(process.orders.fileno())
+                os.close(process.outcomes.fileno())
+            self._do_orders(os.fdopen(orders, "rb"), os.fdopen(outcomes, "wb"), Scratch(self._pool.tile))
+        finally:
+            os._exit(0)  # whatever it was: nothing of the build may be done twice
+
+    def _do_orders(self, orders: BinaryIO, outcomes: BinaryIO, scratch: Scratch) -> None:
+        while True:
+            order: Order = pickle.load(orders)  # noqa: S301 - from the process that forked this one
+            try:
+                job = ordered_job(order, self._groups[order.group], self._hold)
+                found: Outcome | None = outcome_of(run_job(job, scratch), order)
+            except Exception:  # noqa: BLE001 - the build does the job again, and meets whatever it is
+                found = None
+            outcomes.write(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
+            outcomes.flush()
+
+
+def _settle(job: Job, future: Future[JobDone], outcome: Outcome | None, scratch: Scratch) -> None:
+    """Say what became of a job; where a process did not do it, do it here."""
+    try:
+        future.set_result(run_job(job, scratch) if outcome is None else job_done(job, outcome))
+    except BaseException as error:  # noqa: BLE001 - it is raised where the outcome is waited for
+        future.set_exception(error)
+
+
+def _is_fit(group: Group) -> bool:
+    """Return whether a process may work on a group.
+
+    Not with adapters, whose factors are read once for all jobs. Not with operators that are not ours: what they keep
+    between calls is not ours to copy.
+    """
+    return not group.adapters and not any(work.recipe.operator.code for work in group.works)
