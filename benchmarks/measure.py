@@ -19,12 +19,13 @@ begin = time.perf_counter()
 exec(compile(code, "benchmark", "exec"), scope)
 seconds = time.perf_counter() - begin
 io = dict(line.split(": ") for line in open("/proc/self/io").read().splitlines())
-usage = resource.getrusage(resource.RUSAGE_SELF)
+usages = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 # ru_maxrss would count the parent's memory before exec; VmHWM counts this program alone.
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({
     "inner_seconds": seconds, "read": int(io["rchar"]), "written": int(io["wchar"]),
-    "rss": int(peak.split()[1]) * 1024, "cpu": usage.ru_utime + usage.ru_stime, "result": scope.get("result"),
+    "rss": max(int(peak.split()[1]), usages[1].ru_maxrss) * 1024,
+    "cpu": sum(usage.ru_utime + usage.ru_stime for usage in usages), "result": scope.get("result"),
 }))
 """
 
@@ -37,7 +38,13 @@ result = {name: output.as_json() for name, output in report.outputs.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measured run; bytes as the kernel counts them for the process, page cache included."""
+    """One measured run; bytes as the kernel counts them for the process and its children, page cache included.
+
+    Attributes
+    ----------
+    rss
+        Of the largest process among them.
+    """
 
     wall: float
     cpu: float

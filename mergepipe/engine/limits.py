@@ -30,6 +30,8 @@ HOLD_BYTES = 192 << 20
 PENDING_BYTES = 1 << 25
 # What a reduction keeps of decoded tables of magnitudes (`operators.ranks`): joined, and as they are being joined.
 _TABLE_BYTES = 24 << 20
+# What a worker process has of its own besides the weights: pages of the interpreter that it writes to.
+_PROCESS_BYTES = 24 << 20
 # The interpreter with numpy, networkx and the catalog, measured on an empty project; for the estimate only.
 _FIXED_BYTES = 90 << 20
 # What a tensor takes in plan, graph, work and manifest, measured on a model of 100,000 tensors from three sources.
@@ -224,6 +226,7 @@ def peak_memory(plans: Sequence[OutputPlan], workers: int, memory: int | None) -
     keeps += sum(sorted(headers)[-(JOBS_AHEAD * workers + 1) :]) + priced
     tensors = sum(len(plan.tensors) for plan in plans)
     reducing = waiting + _TABLE_BYTES if reduces else 0
+    largest += _PROCESS_BYTES if workers > 1 else 0
     return _FIXED_BYTES + tensors * _TENSOR_BYTES + workers * largest + keeps + reducing
 
 

@@ -298,10 +298,8 @@ class Engine:
     ) -> None:
         """Bring groups through their passes, and count what that moves."""
         self._index.settle(_sources(plans))
-        users: dict[str, str] = {}
-        for plan in plans:
-            users |= {source: plan.output.name for source in plan.sources if source not in users}
-        run = RunMeters(meters, users)
+        # A source counts for the first output that reads it.
+        run = RunMeters(meters, {source: plan.output.name for plan in reversed(plans) for source in plan.sources})
         scheduler = Scheduler(pool, self._hold, lambda done: self._take(done, run), lambda p: self._finish(p, run))
         try:
             with crew_for(passes, self._workers, pool, self._hold) as crew:
