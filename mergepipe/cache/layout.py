@@ -31,7 +31,7 @@ _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The cache of mergepipe; 
 # have put a link to a folder with other files there.
 PACK_FILE = re.compile(r"([0-9a-f]{64})\.safetensors")
 STAGED_FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.safetensors")
-# Those in `progressive/`: packs, and what killed processes leave of them (`mergepipe.progressive.pack`).
+# Those in `progressive/`: packs, and what killed processes leave of them (`mergepipe.progressive.writer`).
 CODE_FILE = re.compile(r"([0-9a-f]{64})\.planes")
 CODE_SCRAP = re.compile(r"\.[0-9]+-[0-9]+\.planes-tmp")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mergepipe.engine.kernel import Array, Scratch
     from mergepipe.progressive.encode import EncodedBlock
     from mergepipe.progressive.header import PackHeader
-    from mergepipe.progressive.pack import PackWriter
+    from mergepipe.progressive.writer import PackWriter
 
 _OUT_OF_HANDLES = (errno.EMFILE, errno.ENFILE)
 
@@ -60,7 +60,7 @@ class Coding:
             If the file system refuses.
         """
         codes.make_folder()
-        from mergepipe.progressive.pack import PackWriter  # numpy comes with it, as below
+        from mergepipe.progressive.writer import PackWriter  # numpy comes with it, as below
 
         writer = PackWriter(codes.folder, shape=expert.ref.info.shape, block_elements=block_elements)
         return cls(base=base, expert=expert, writer=writer)

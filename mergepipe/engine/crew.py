@@ -170,15 +170,15 @@ class Crew:
     def _order(self, job: Job) -> bytes | None:
         """Return the order for a job; None if no process can do it."""
         number = self._numbers.get(id(job.group))
-        if number is None or job.codings:
-            return None
-        order = order_of(job, number, self._cold[number], self._hold)
-        if order is None:
+        if number is None:
             return None
         try:
-            for work in () if job.measures else job.group.works:
+            order = order_of(job, number, self._cold[number], self._hold)
+            for work in job.group.works if not (job.measures or job.codings) else ():
                 work.shard.ensure()  # here alone: two processes would each make a file of their own
         except StorageError:
+            return None  # whoever does the job tells it
+        if order is None:
             return None
         return pickle.dumps(order, pickle.HIGHEST_PROTOCOL)
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mergepipe.engine.coding import Coding
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.work import BlockDone, BlockMeasured, Group, InputKey, Job, JobDone, Measure, TensorWork
 from mergepipe.operators.contract import Reduction, Statistic
+
+if TYPE_CHECKING:
+    from mergepipe.progressive.writer import PutBlock
 
 _CodeKey = tuple[InputKey, InputKey]
 
@@ -25,6 +31,15 @@ class _Measuring:
     statistic: Statistic
     recipe: bytes
     known: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Coding:
+    """A `Coding`: its inputs, and the file that its blocks are put into."""
+
+    key: _CodeKey
+    temporary: Path
+    block_elements: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,7 @@ class Order:
     stop: int
     reuse: bool
     measures: tuple[_Measuring, ...]
+    codings: tuple[_Coding, ...]
     known: Mapping[InputKey, bytes]
     reductions: Mapping[int, Reduction]
     held: Mapping[InputKey, tuple[int, int]] | None
@@ -66,6 +82,8 @@ class Outcome:
         Per work the block, its key, its digest, and which of the work's candidates holds it; None if it was staged.
     present
         The (input, block) pairs that were read into the shared memory.
+    coded
+        Per coding what is to be said of the blocks that were put into its file.
     codes
         The keys of codes that were read, and whether they were found to be damaged.
     """
@@ -78,6 +96,7 @@ class Outcome:
     claimed: set[tuple[InputKey, int]]
     nbytes: int
     present: frozenset[tuple[InputKey, int]]
+    coded: tuple[list[PutBlock], ...]
     codes: Mapping[_CodeKey, bool]
 
 
@@ -92,6 +111,11 @@ def order_of(job: Job, number: int, cold: Sequence[InputKey], hold: HoldPool) ->
         The inputs of the group that were cold when processes were forked.
     hold
         What lends the memory that groups keep between their passes.
+
+    Raises
+    ------
+    StorageError
+        If a file of codes cannot be begun.
     """
     group = job.group
     held = None if group.held is None else {key: hold.place(view) for key, view in group.held.items()}
@@ -108,6 +132,10 @@ def order_of(job: Job, number: int, cold: Sequence[InputKey], hold: HoldPool) ->
         )
         for measure in job.measures
     ]
+    codings = [
+        _Coding(key=one.key, temporary=one.writer.begun(), block_elements=one.writer.block_elements)
+        for one in job.codings
+    ]
     blocks = range(job.start, job.stop)
     return Order(
         group=number,
@@ -115,6 +143,7 @@ def order_of(job: Job, number: int, cold: Sequence[InputKey], hold: HoldPool) ->
         stop=job.stop,
         reuse=job.reuse,
         measures=tuple(measures),
+        codings=tuple(codings),
         known={key: known for key in cold if (known := group.inputs[key].known) is not None},
         reductions={index: work.reduction for index, work in enumerate(group.works) if work.reduction is not None},
         held=places,
@@ -136,7 +165,27 @@ def ordered_job(order: Order, group: Group, hold: HoldPool) -> Job:
         Measure(work=group.works[one.work], statistic=one.statistic, recipe=one.recipe, known=one.known)
         for one in order.measures
     ]
-    return Job(group=group, start=order.start, stop=order.stop, reuse=order.reuse, measures=tuple(measures))
+    return Job(
+        group=group,
+        start=order.start,
+        stop=order.stop,
+        reuse=order.reuse,
+        measures=tuple(measures),
+        codings=tuple(_ordered_coding(one, group) for one in order.codings),
+    )
+
+
+def _ordered_coding(ordered: _Coding, group: Group) -> Coding:
+    from mergepipe.progressive.writer import PackWriter  # where nothing is coded, it is not needed
+
+    base, expert = (group.inputs[key] for key in ordered.key)
+    writer = PackWriter(
+        ordered.temporary.parent,
+        shape=expert.ref.info.shape,
+        block_elements=ordered.block_elements,
+        temporary=ordered.temporary,
+    )
+    return Coding(base=base, expert=expert, writer=writer)
 
 
 def outcome_of(done: JobDone, order: Order) -> Outcome:
@@ -154,6 +203,7 @@ def outcome_of(done: JobDone, order: Order) -> Outcome:
         claimed=done.claimed,
         nbytes=done.nbytes,
         present=frozenset(group.present - order.present),
+        coded=tuple(coding.writer.told() for coding in done.job.codings),
         codes={key: code.is_damaged for key, code in group.codes.items() if code.was_read or code.is_damaged},
     )
 
@@ -167,6 +217,8 @@ def job_done(job: Job, outcome: Outcome) -> JobDone:
     """Return the outcome as that of the job that was ordered, and enter what it says of the group."""
     group = job.group
     group.present |= outcome.present
+    for coding, put in zip(job.codings, outcome.coded, strict=True):
+        coding.writer.enter(put)
     for key, is_damaged in outcome.codes.items():
         code = group.codes[key]
         code.was_read = True

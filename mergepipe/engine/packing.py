@@ -30,7 +30,7 @@ from mergepipe.operators.contract import BlockInputs
 from mergepipe.operators.norms import GramOfInputs
 from mergepipe.progressive.encode import EncodedBlock, encode_block
 from mergepipe.progressive.levels import LEVELS, MIN_ELEMENTS, SUFFIX
-from mergepipe.progressive.pack import PackWriter
+from mergepipe.progressive.writer import PackWriter
 from mergepipe.reporting import Reporter
 
 _RUN_BYTES = 4 << 20  # of one tensor, read by one task

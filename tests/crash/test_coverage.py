@@ -53,7 +53,7 @@ REASONS = {
     "project/caches_used.py:remember_project": "a folder; `replace_file` has the points of the note in it",
     "project/evaluate.py:_remove": "in a temporary cache that the next sweep removes",
     "project/locking.py:write_lock": "a temporary file that nobody reads; of the lock, `replace_file` has the points",
-    "progressive/pack.py:abandon": "removes a file that no reader looks at",
+    "progressive/writer.py:abandon": "removes a file that no reader looks at",
     "cache/progressive.py:make_folder": "a folder that is empty: the next run makes it, or finds it",
     "project/signing.py:__init__": "removes a file that no reader looks at",
     "project/signing.py:_is_signed": "in a temporary directory of the system's",

@@ -22,7 +22,8 @@ from support.quick import every
 
 from mergepipe.checkpoints.geometry import GEOMETRY_1
 from mergepipe.errors import StorageError
-from mergepipe.progressive.pack import TEMPORARY_SUFFIX, PackWriter, check_pack
+from mergepipe.progressive.pack import check_pack
+from mergepipe.progressive.writer import TEMPORARY_SUFFIX, PackWriter
 
 BUDGETS = """\
 

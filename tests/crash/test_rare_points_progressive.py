@@ -9,14 +9,15 @@ import sys
 
 import pytest
 
-from mergepipe.progressive.pack import TEMPORARY_SUFFIX, check_pack
+from mergepipe.progressive.pack import check_pack
+from mergepipe.progressive.writer import TEMPORARY_SUFFIX
 
 WRITE = """
 import sys
 from pathlib import Path
 import numpy as np
 from mergepipe.progressive.encode import encode_block
-from mergepipe.progressive.pack import PackWriter
+from mergepipe.progressive.writer import TEMPORARY_SUFFIX, PackWriter
 
 folder = Path(sys.argv[1])
 writer = PackWriter(folder, shape=(64, 64), block_elements=1024)

@@ -297,3 +297,18 @@ def test_a_second_build_waits_for_processes_of_a_killed_one(site, clean):
     (site.root / "jobs").unlink()
     site.check_done(clean[1])
     wait_until_alone(site.root)
+
+
+@pytest.mark.parametrize("point", ["planes.written:1", "planes.renamed:4", "engine.tensor-recorded:1"])
+def test_killed_while_processes_code_deltas_the_next_build_makes_the_same(project, server, point):
+    recipe = RECIPES["task_arithmetic"] | {"budget": {"expert_reads": "15%", "precision": "levels"}}
+    project.set_output("levels", recipe)
+    first, _ = built_twice(project, server)
+    project.lock.unlink()
+    arguments = ["--cache-dir", "killed", "build", "--json", "-j", "2"]
+    killed = server.run(arguments, project.root, {"MERGEPIPE_CRASH_POINT": point}, prelude=FORK)
+    assert killed.code == -9, killed.text
+    wait_until_alone(project.root)
+    again = server.run(arguments, project.root, prelude=FORK)
+    assert again.code == 0, again.text
+    assert project.lock.read_bytes() == first[1]

@@ -43,7 +43,8 @@ from mergepipe.mergefile.parse import load_mergefile
 from mergepipe.operators.registry import signatures
 from mergepipe.progressive.decode import BlockDecoder
 from mergepipe.progressive.encode import encode_block
-from mergepipe.progressive.pack import PackWriter, check_pack
+from mergepipe.progressive.pack import check_pack
+from mergepipe.progressive.writer import PackWriter
 from mergepipe.project.caches import open_cache
 from mergepipe.project.caches_report import CacheCheck
 from mergepipe.project.pack import PackOptions, pack

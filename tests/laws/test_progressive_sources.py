@@ -26,7 +26,8 @@ from mergepipe.errors import (
 )
 from mergepipe.plan.given import WORKING
 from mergepipe.progressive.encode import encode_block
-from mergepipe.progressive.pack import PackWriter, read_header
+from mergepipe.progressive.pack import read_header
+from mergepipe.progressive.writer import PackWriter
 from mergepipe.project.pack import PackOptions, pack
 from mergepipe.reporting import SilentReporter
 

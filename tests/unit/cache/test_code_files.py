@@ -13,8 +13,8 @@ from mergepipe.cache.maintenance import PruneLimits, cache_info, plan_prune, pru
 from mergepipe.cache.progressive import CodeStore
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.progressive.encode import encode_block
-from mergepipe.progressive.levels import pack_key
-from mergepipe.progressive.pack import SUFFIX, TEMPORARY_SUFFIX, PackWriter
+from mergepipe.progressive.levels import SUFFIX, pack_key
+from mergepipe.progressive.writer import TEMPORARY_SUFFIX, PackWriter
 
 DAY = 86_400 * 10**9
 BLOCK = 1024

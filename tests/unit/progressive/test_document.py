@@ -13,7 +13,8 @@ from blake3 import blake3
 from support.progressive import decoded, normal
 
 from mergepipe.progressive.encode import encode_block
-from mergepipe.progressive.pack import PackWriter, check_pack
+from mergepipe.progressive.pack import check_pack
+from mergepipe.progressive.writer import PackWriter
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "formats" / "progressive.md"
 EXAMPLE = np.array([[0.5, -0.25, 0.125, 0.0], [0, 0, 0, 0], [-2, 1, 0.75, -0.5]], np.float32)

@@ -20,7 +20,8 @@ from mergepipe.errors import InternalError, MergepipeError, PackError, StorageEr
 from mergepipe.progressive.encode import EncodedBlock, encode_block, encode_zero
 from mergepipe.progressive.header import FIXED_BYTES, PackGrid, PackHeader, parse_header
 from mergepipe.progressive.levels import LEVELS, pack_key
-from mergepipe.progressive.pack import TEMPORARY_SUFFIX, PackWriter, check_pack, read_chunks, read_header
+from mergepipe.progressive.pack import check_pack, read_chunks, read_header
+from mergepipe.progressive.writer import TEMPORARY_SUFFIX, PackWriter
 
 BASE, EXPERT = bytes(range(32)), bytes(range(32, 64))
 SHAPE, BLOCK = (50, 40), 400  # five blocks of ten rows
@@ -117,7 +118,7 @@ def test_an_abandoned_pack_leaves_nothing(tmp_path):
 
 def test_a_pack_may_be_abandoned_while_blocks_are_written(tmp_path, monkeypatch):
     """Whoever writes to it goes on doing so, and leaves nothing behind."""
-    from mergepipe.progressive import pack
+    from mergepipe.progressive import writer as module
 
     def slow(fd, data, offset):
         begun.set()
@@ -125,7 +126,7 @@ def test_a_pack_may_be_abandoned_while_blocks_are_written(tmp_path, monkeypatch)
         os.pwrite(fd, data, offset)  # an error if it were closed
 
     begun, go_on, failed = threading.Event(), threading.Event(), []
-    monkeypatch.setattr(pack, "pwrite_all", slow)
+    monkeypatch.setattr(module, "pwrite_all", slow)
     writer = PackWriter(tmp_path, shape=SHAPE, block_elements=BLOCK)
 
     def put():
@@ -185,7 +186,7 @@ def test_a_write_that_fails_leaves_nothing_and_names_the_path(tmp_path, monkeypa
     writer = PackWriter(tmp_path, shape=SHAPE, block_elements=BLOCK)
     for block, code in enumerate(codes()):
         writer.put(block, code)
-    monkeypatch.setattr("mergepipe.progressive.pack.pwrite_all", fail)
+    monkeypatch.setattr("mergepipe.progressive.writer.pwrite_all", fail)
     with pytest.raises(StorageError, match="No space left") as error:
         writer.finish(BASE, EXPERT, tmp_path / "a")
     assert error.value.hint is not None
