@@ -62,7 +62,7 @@ class Magnitudes(Statistic):
         return (self.digits,)
 
     def magnitudes(self, inputs: BlockInputs) -> Array | None:
-        """Return the numbers of a tile (work dtype, any sign), or None where all are zero."""
+        """Return the numbers of a tile (work dtype, any sign) in an array to overwrite, or None where all are zero."""
         index = self.slots[-1] - 1
         return inputs.delta(index, 0) if inputs.has(index) else None
 
@@ -73,15 +73,15 @@ class Magnitudes(Statistic):
             width = 8 * np.dtype(inputs.dtype).itemsize
             counter = counter or Counter(width, self.digits)
             values = self.magnitudes(inputs)
-            if values is not None:
+            if values is not None and self.digits:
                 counter.add(self._within(patterns(values), width))
+            elif values is not None:
+                counter.add_floats(np.asarray(values))
             elif not any(self.digits):
                 counter.add_zeros(inputs.shape[0])
         return (counter or Counter(32, self.digits)).table().encode()
 
     def _within(self, bits: Array, width: int) -> Array:
-        if not self.digits:
-            return bits
         unsigned = bits.dtype.type
         shift = unsigned(width - DIGIT * len(self.digits))
         return bits[bits >> shift == unsigned(number_of(self.digits))]

@@ -6,10 +6,9 @@ pattern that occurs; where there are too many, a *coarse* one counts the pattern
 
 from __future__ import annotations
 
-import functools
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +27,8 @@ _SORTED = 4096
 _SAMPLE = 1 << 14
 # Up to this share of patterns that do not end in zeros, those are sorted apart.
 _FEW = 16
-_LANES = 4
+# So many patterns are looked at together to find those few.
+_GROUPED = 8
 _HEADER = struct.Struct("<BBBBBIQQ")
 
 
@@ -159,8 +159,18 @@ class Counter:
     def add(self, bits: Array) -> None:
         """Count patterns (uint32 or uint64, by the width)."""
         self._elements += bits.size
-        if self._by_digit is None and bits.size > _SORTED and self._add_halves(bits):
-            return
+        if not self._add_halves(bits, bits.copy):
+            self._add_patterns(bits)
+
+    def add_floats(self, values: Array) -> None:
+        """Count the patterns of the magnitudes of floats (of the width), in an array that is overwritten."""
+        bits = values.view(self._type)
+        self._elements += bits.size
+        if not self._add_halves(bits, lambda: bits):
+            bits &= self._type((1 << (self._width - 1)) - 1)
+            self._add_patterns(bits)
+
+    def _add_patterns(self, bits: Array) -> None:
         if self._by_digit is None and self._too_many(bits):
             self._count_digits_from_now()
         if self._by_digit is not None:
@@ -196,18 +206,28 @@ class Counter:
             found = max(found, int(np.count_nonzero(np.bincount(_places(bits[:_SAMPLE])))))
         return found > _MOST
 
-    def _add_halves(self, bits: Array) -> bool:
-        """Count patterns by their first half, if nearly all end in zeros; return whether they were counted."""
-        if self._width != 2 * DIGIT or self._prefix or self._holder is not None:
+    def _add_halves(self, bits: Array, own: Callable[[], Array]) -> bool:
+        """Count patterns by their first half, if nearly all end in zeros; return whether they were counted.
+
+        Parameters
+        ----------
+        bits
+            Patterns, whatever their top bits.
+        own
+            Returns an array of them to overwrite.
+        """
+        if bits.size <= _SORTED or self._width != 2 * DIGIT or self._prefix:
             return False
-        odd = np.flatnonzero(bits & self._type(DIGITS - 1) != 0)
-        if odd.size * _FEW > bits.size:
+        if self._holder is not None or self._by_digit is not None:
             return False
-        halves = bits >> self._type(DIGIT)
-        counts = _counted(halves)
+        odd = _odd(bits)
+        if odd is None:
+            return False
+        odd &= self._type((1 << 31) - 1)
+        counts = _halves_counted(own())
         if odd.size:
-            self._odd.append(bits[odd])
-            counts -= np.bincount(halves[odd], minlength=counts.size)
+            self._odd.append(odd)
+            np.subtract.at(counts, odd >> self._type(DIGIT), 1)
         if counts.size > self._halves.size:
             counts, self._halves = self._halves, counts
         self._halves[: counts.size] += counts
@@ -278,21 +298,36 @@ class Counter:
         return digits
 
 
-def _counted(numbers: Array) -> Array:
-    """Return how often each number up to the largest occurs (uint32 below 2**16), as `numpy.bincount` does.
+def _odd(bits: Array) -> Array | None:
+    """Return the patterns (uint32) that do not end in zeros; None where they are not few.
+
+    Rows of them are first put on top of one another, for the places where any one does not.
+    """
+    whole = bits.size // _GROUPED * _GROUPED
+    rows, rest = bits[:whole].reshape(_GROUPED, -1), bits[whole:]
+    together = np.bitwise_or.reduce(rows, axis=0)
+    together &= np.uint32(DIGITS - 1)
+    places = np.flatnonzero(together != 0)
+    if places.size * 2 > together.size:
+        return None
+    found = np.concatenate((rows.take(places, axis=1).reshape(-1), rest))
+    found = found[found & np.uint32(DIGITS - 1) != 0]
+    return found if found.size * _FEW <= bits.size else None
+
+
+def _halves_counted(bits: Array) -> Array:
+    """Return how often each first half occurs without its top bit; the patterns (uint32) are overwritten.
 
     Equal numbers in a row wait for one another, and most deltas of fine-tunes are zero: neighbours are counted apart.
     """
-    width = int(numbers.max()) + 1
-    apart = _lanes(numbers.size) * np.uint32(width)
-    apart += numbers
-    found: Array = np.bincount(apart, minlength=_LANES * width).reshape(_LANES, width).sum(axis=0)
-    return found
-
-
-@functools.lru_cache(maxsize=4)
-def _lanes(size: int) -> Array:
-    return np.arange(size, dtype=np.uint32) & np.uint32(_LANES - 1)
+    bits &= np.uint32((DIGITS >> 1) - 1 << DIGIT)
+    bits >>= np.uint32(DIGIT - 1)
+    pairs = bits[: bits.size & ~1].view(np.uint64)
+    pairs += np.uint64(1 << 32)  # to one of each pair, whichever that is
+    found = np.bincount(bits)
+    counts = found[0::2].copy()
+    counts[: found.size // 2] += found[1::2]
+    return counts
 
 
 def _places(bits: Array) -> Array:
