@@ -75,6 +75,7 @@ class Importances(Magnitudes):
     version: ClassVar[int] = 1
     deltas_only: ClassVar[bool] = True
     rowwise: ClassVar[bool] = True
+    widens: ClassVar[bool] = False
     known: Array | None = field(default=None, compare=False, repr=False)
 
     def magnitudes(self, inputs: BlockInputs) -> Array | None:

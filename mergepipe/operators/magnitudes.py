@@ -54,6 +54,7 @@ class Magnitudes(Statistic):
     name: ClassVar[str] = "magnitudes"
     version: ClassVar[int] = 1
     deltas_only: ClassVar[bool] = True
+    widens: ClassVar[bool] = True
     slots: tuple[int, ...]
     digits: tuple[int, ...] = ()
 

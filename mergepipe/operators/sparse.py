@@ -69,6 +69,7 @@ class SparseTaskArithmetic(Operator):
 
     version: ClassVar = 1
     uses_base: ClassVar = True
+    widens: ClassVar = True
     elects: ClassVar[bool]
 
     def sparsifier(self, params: TensorParams, index: int) -> Sparsifier:

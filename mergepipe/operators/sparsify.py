@@ -182,6 +182,7 @@ class KeptSum(Statistic):
     version: ClassVar[int] = 1
     deltas_only: ClassVar[bool] = True
     positional: ClassVar[bool] = True
+    widens: ClassVar[bool] = True
     slots: tuple[int, ...]
     sparsifier: AtRandom | ByRank
 
@@ -220,6 +221,7 @@ class MagnitudeBits(Statistic):
     name: ClassVar[str] = "magnitude_bits"
     version: ClassVar[int] = 1
     deltas_only: ClassVar[bool] = True
+    widens: ClassVar[bool] = True
     slots: tuple[int, ...]
 
     def settings(self) -> tuple[Any, ...]:

@@ -112,6 +112,7 @@ class MagnitudeSum(Statistic):
     name: ClassVar[str] = "magnitude_sum"
     version: ClassVar[int] = 1
     deltas_only: ClassVar[bool] = True
+    widens: ClassVar[bool] = True
     slots: tuple[int, ...]
     above: int = -1
     below: int | None = None
