@@ -23,8 +23,9 @@ from mergepipe.progressive.joint import JointDecoder
 # As many decoded deltas or more are quicker to decode and sum up together.
 _JOINED = 2
 
-# The exponent bits of the 16-bit floats: all of them set means NaN or infinity.
-_EXPONENTS = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
+# The bits of infinity in the 16-bit floats: those of NaN, but for the sign, are larger, and all others smaller.
+_INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}
+_SIGN = 1 << 15
 
 Array = np.ndarray[Any, Any]
 
@@ -265,14 +266,16 @@ def _to_odd(values: Array) -> Array:
 
 def all_finite(values: Array, scratch: Scratch) -> bool:
     """Return whether no value (1-D, of any mergeable dtype) is NaN or infinite."""
-    exponent = _EXPONENTS.get(values.dtype.name)
+    infinity = _INFINITY.get(values.dtype.name)
     length = scratch.tile_elements
-    room = np.frombuffer(scratch.buffer("finite", 2 * length), np.bool_ if exponent is None else np.uint16)
     for start in range(0, values.size, length):
         part = values[start : start + length]
-        if exponent is None:
+        if infinity is None:
+            room = np.frombuffer(scratch.buffer("finite", length), np.bool_)
             if not np.isfinite(part, out=room[: part.size]).all():
                 return False
-        elif np.maximum.reduce(np.bitwise_and(part.view(np.uint16), exponent, out=room[: part.size])) == exponent:
-            return False
+        else:  # as integers, those of one sign lie above all of the other: two looks take less than one mask
+            negative = int(np.maximum.reduce(part.view(np.uint16))) - _SIGN
+            if max(negative, int(np.maximum.reduce(part.view(np.int16)))) >= infinity:
+                return False
     return True
