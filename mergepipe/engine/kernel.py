@@ -111,7 +111,7 @@ def measure_block(
     """Return a statistic of the merged elements of a block; parameters as in `compute_block`."""
     size = recipe.merged_elements(block)
     with np.errstate(all="ignore"):
-        cut = _Cut(rowwise=statistic.rowwise, base=True, stored=statistic.widens)
+        cut = _Cut(rowwise=statistic.rowwise, base=True, stored=statistic.widens, stored_base=statistic.widens_base)
         tiles = _tiles(recipe, block, inputs, aliases, size, scratch, cut)
         return statistic.measure(tiles)
 
@@ -127,12 +127,15 @@ class _Cut:
     base
         Whether the base is an input by itself: one that only stands for experts is not shown.
     stored
-        Whether experts come in their stored dtypes; the base is always widened.
+        Whether experts come in their stored dtypes.
+    stored_base
+        Whether the base does too, where no delta is to be added to it.
     """
 
     rowwise: bool
     base: bool
     stored: bool
+    stored_base: bool = False
 
 
 def _tiles(
@@ -159,6 +162,7 @@ def _tiles(
     work, dtype, non_finite = tensor.work, np.dtype(tensor.work), tensor.params.values["non_finite"] == "allow"
     sums: tuple[Array, ...] = ()
     first, memo, some_delta = recipe.start(block), dict[Any, Any](), any(delta[1:])
+    first_stored = 0 if cut.stored_base and not some_delta else 1
     for start in range(0, size, length):
         stop = min(start + length, size)
         wide: list[Array | None] = []
@@ -169,7 +173,7 @@ def _tiles(
                 wide.append(None)
             elif isinstance(source, BlockDecoder):
                 wide.append(_decode(source, start, stop, None if delta[slot] else wide[0], slot, work, scratch))
-            elif source.dtype == dtype or (cut.stored and slot > 0):
+            elif source.dtype == dtype or (cut.stored and slot >= first_stored):
                 wide.append(source[start:stop])
             else:
                 wide.append(_widen(source[start:stop], slot, work, scratch))

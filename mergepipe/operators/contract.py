@@ -139,6 +139,9 @@ class Statistic(ABC):
         Whether the numbers depend on where in the tensor a block lies (random masks do).
     widens
         As `Operator.widens`.
+    widens_base
+        Whether it takes the base's values from slot 0 as they come: in the stored dtype too, where no expert of the
+        tile is given as its delta.
     """
 
     name: ClassVar[str]
@@ -147,6 +150,7 @@ class Statistic(ABC):
     rowwise: ClassVar[bool] = False
     positional: ClassVar[bool] = False
     widens: ClassVar[bool] = False
+    widens_base: ClassVar[bool] = False
     slots: tuple[int, ...]
 
     @abstractmethod

@@ -35,6 +35,7 @@ class GramOfValues(Statistic):
     name: ClassVar = "gram_of_values"
     version: ClassVar = 1
     widens: ClassVar = True
+    widens_base: ClassVar = True
     slots: tuple[int, ...]
 
     def settings(self) -> tuple[Any, ...]:
