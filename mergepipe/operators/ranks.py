@@ -165,6 +165,7 @@ class JoinedTables:
 
 def next_digit(counts: Array, rank: int, above: int) -> tuple[int, int]:
     """Return the digit of the magnitude of a rank, and how many are larger, given how many are for larger prefixes."""
-    at_least = above + np.cumsum(counts[::-1])[::-1]
-    digit = int(np.flatnonzero(at_least >= rank)[-1])
-    return digit, int(at_least[digit] - counts[digit])
+    up_to = np.cumsum(counts)
+    total = above + int(up_to[-1])
+    digit = int(np.searchsorted(up_to, total - rank, side="right"))  # the last with at least `rank` from it on
+    return digit, total - int(up_to[digit])

@@ -264,16 +264,23 @@ class Counter:
     def _distinct(self) -> tuple[Array, Array]:
         """Return all patterns that occur, ascending, and their counts."""
         found = self._others
-        if self._odd:
-            found = _merged(*found, *np.unique(np.concatenate(self._odd), return_counts=True))
         if self._holder is not None:
             used = np.flatnonzero(self._counts)
             order = used[np.argsort(self._holder[used])]
             found = _merged(self._holder[order], self._counts[order], *found)
-        if self._halves.size:
-            used = np.flatnonzero(self._halves != 0)
-            found = _merged((used << DIGIT).astype(self._type), self._halves[used], *found)
-        return found
+        return _merged(*self._halves_and_odd(), *found) if self._halves.size else found
+
+    def _halves_and_odd(self) -> tuple[Array, Array]:
+        """Return what was counted by first halves, and what does not end in zeros: no pattern is both."""
+        used = np.flatnonzero(self._halves != 0)
+        keys, counts = used.astype(self._type), self._halves[used]
+        keys <<= self._type(DIGIT)
+        if self._odd:
+            odd, odd_counts = _unique(np.concatenate(self._odd))
+            keys, counts = np.concatenate((keys, odd)), np.concatenate((counts, odd_counts))
+            order = np.argsort(keys, kind="stable")  # two runs in order, merged
+            keys, counts = keys[order], counts[order]
+        return keys, counts
 
     def _count_digits_from_now(self) -> None:
         keys, counts = self._distinct()
@@ -328,6 +335,16 @@ def _halves_counted(bits: Array) -> Array:
     counts = found[0::2].copy()
     counts[: found.size // 2] += found[1::2]
     return counts
+
+
+def _unique(bits: Array) -> tuple[Array, Array]:
+    """Return the patterns that occur, ascending, and their counts (int64); those given, at least one, are sorted."""
+    bits.sort()
+    first = np.flatnonzero(bits[1:] != bits[:-1])
+    first += 1
+    stops = np.concatenate((first, (bits.size,)))
+    stops[1:] -= first
+    return np.concatenate((bits[:1], bits[first])), stops
 
 
 def _places(bits: Array) -> Array:
