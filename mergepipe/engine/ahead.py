@@ -18,7 +18,13 @@ _FILES = 8
 
 def advise(fd: int, offset: int, count: int) -> None:
     """Ask for ``count`` bytes of a file from ``offset`` on; returns at once. Does nothing where one cannot ask."""
-    if hasattr(os, "posix_fadvise") and not _is_cached(fd, offset, count):
+    if not _is_cached(fd, offset, count):
+        ask_for(fd, offset, count)
+
+
+def ask_for(fd: int, offset: int, count: int) -> None:
+    """Do what `advise` does, for what is known not to be in the page cache."""
+    if hasattr(os, "posix_fadvise"):
         for start in range(0, count, _STEP):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(fd, offset + start, min(_STEP, count - start), os.POSIX_FADV_WILLNEED)
@@ -36,6 +42,16 @@ def _is_cached(fd: int, offset: int, count: int) -> bool:
         return all(os.preadv(fd, byte, offset + at, _NOWAIT) for at in (0, count // 2, count - 1))
     except OSError:
         return False  # it would have to wait, or cannot tell
+
+
+def read_cached(fd: int, target: memoryview, offset: int) -> int:
+    """Fill ``target`` from a file as far as the page cache has it, and return how many bytes that is; never waits."""
+    if _NOWAIT is None:
+        return 0
+    try:
+        return os.preadv(fd, [target], offset, _NOWAIT)
+    except OSError:
+        return 0  # it would have to wait, or cannot tell
 
 
 class ReadAhead:

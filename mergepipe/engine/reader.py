@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from mergepipe.cache.sources import other_content
 from mergepipe.checkpoints.geometry import BlockGrid
-from mergepipe.checkpoints.place import GET_AGAIN
 from mergepipe.digest import content_digest
 from mergepipe.engine.ahead import advise
-from mergepipe.engine.coding import CodeInput, CodeKey, Coding, OpenPack, code_block
+from mergepipe.engine.code_reader import CodeReader, adjacent
+from mergepipe.engine.coding import CodeInput, CodeKey, Coding, code_block
 from mergepipe.engine.files import Files
 from mergepipe.engine.kernel import Array, Scratch, add_delta, typed
 from mergepipe.engine.work import UNREAD, Input, InputKey, Job, TensorWork
-from mergepipe.errors import InternalError, PackError, PlanError, StorageError
+from mergepipe.errors import InternalError, PlanError
 from mergepipe.progressive.decode import BlockDecoder
 from mergepipe.progressive.encode import EncodedBlock
-from mergepipe.progressive.pack import read_chunks
-
-# How many packs a job has open at once: descriptors are few.
-_OPEN_PACKS = 8
 
 
 class Reader:
@@ -34,7 +30,7 @@ class Reader:
         self._buffers: dict[InputKey, memoryview] = {}
         self._views: dict[InputKey, dict[int, memoryview]] = {key: {} for key in self._inputs}
         self._found: dict[InputKey, list[bytes]] = {}
-        self._codes: dict[tuple[CodeKey, int], list[memoryview]] = {}
+        self._codes = CodeReader(job.group.codes, scratch)
         self._files = Files()
 
     def close(self) -> None:
@@ -79,7 +75,7 @@ class Reader:
                 continue
             blocks = range(self._job.start, self._stop(source))
             missing = [block for block in blocks if source.is_missing(block)]
-            for run in _adjacent(missing):
+            for run in adjacent(missing):
                 self._read_run(source, run)
             if len(missing) == len(blocks):
                 self._found[key] = [content_digest(self.data(key, block)) for block in blocks]
@@ -108,7 +104,7 @@ class Reader:
         runs = [
             (self._inputs[key], run)
             for key, wanted in self._stored(needed).items()
-            for run in _adjacent([block for block in wanted if not self.has(key, block)])
+            for run in adjacent([block for block in wanted if not self.has(key, block)])
         ]
         for source, run in runs[1:]:  # the disk works on all of them while the first is read
             self._ask(source, run)
@@ -164,23 +160,18 @@ class Reader:
 
     @contextlib.contextmanager
     def asking(self, needed: dict[CodeKey, dict[int, int]]) -> Iterator[None]:
-        """Ask the kernel for all that `read_codes` will read, before anything is waited for; packs stay open meanwhile.
+        """Take what the page cache has of all that `read_codes` will read, and ask for the rest; never wait.
 
         Parameters
         ----------
         needed
             As of `read_codes`.
         """
-        with contextlib.ExitStack() as opened:
-            for number, (key, levels) in enumerate(needed.items()):
-                reading = self._group.codes[key].reading()
-                with contextlib.nullcontext(opened.enter_context(reading)) if number < _OPEN_PACKS else reading as pack:
-                    if pack is not None:
-                        _ask_for_code(pack, levels)
+        with self._codes.asking(needed):
             yield
 
     def read_codes(self, needed: dict[CodeKey, dict[int, int]]) -> None:
-        """Read the stages that are needed of codes, those of adjacent blocks in one go; compare their digests.
+        """Read the stages that are needed of codes; compare their digests.
 
         What a pack does not give any more is coded anew from the sources' blocks.
 
@@ -189,41 +180,12 @@ class Reader:
         needed
             By code and block the level.
         """
-        for number, (key, levels) in enumerate(needed.items()):
+        for key, blocks in self._codes.read(needed).items():
             code = self._group.codes[key]
-            with code.reading() as pack:
-                if pack is not None:
-                    for stage in range(max(levels.values())):
-                        self._read_stage(code, pack, stage, _at_stage(levels, stage), (number, stage))
-            damaged = [block for block, level in levels.items() if len(self._codes.get((key, block), ())) < level]
-            if damaged:
-                code.is_damaged = True
-                self._code_anew(code, damaged)
-
-    def _read_stage(
-        self, code: CodeInput, pack: OpenPack, stage: int, blocks: list[int], name: tuple[int, int]
-    ) -> None:
-        """Read one stage of blocks, as far as it is sound: a block has all of its earlier stages, or none of this."""
-        runs = list(_adjacent(blocks))
-        sizes = [stop - start for start, stop in (pack.header.run_range(stage, run) for run in runs)]
-        buffer, at = self._scratch.buffer(("code", *name), sum(sizes)), 0
-        for run, size in zip(runs, sizes, strict=True):
-            view, at = buffer[at : at + size], at + size
-            try:
-                found = read_chunks(pack.fd, pack.header, stage, run, view)
-            except (PackError, StorageError) as error:
-                if code.is_given:
-                    raise unfit(pack, error) from None
-                continue
-            for block, chunk in zip(run, found, strict=True):
-                chunks = self._codes.setdefault((code.key, block), [])
-                if len(chunks) == stage:
-                    chunks.append(chunk)
-
-    def _code_anew(self, code: CodeInput, blocks: list[int]) -> None:
-        self.read({code.base.key: sorted(blocks), code.expert.key: sorted(blocks)})
-        for block in blocks:
-            self._codes[code.key, block] = [memoryview(chunk) for chunk in self.encoded(code, block).chunks]
+            code.is_damaged = True
+            self.read({code.base.key: sorted(blocks), code.expert.key: sorted(blocks)})
+            for block in blocks:
+                self._codes.put(key, block, self.encoded(code, block).chunks)
 
     def encoded(self, code: Coding | CodeInput, block: int, *, differs: bool = True) -> EncodedBlock:
         """Return the code of a block whose inputs are in memory; ``differs`` says whether they do."""
@@ -232,20 +194,12 @@ class Reader:
 
     def code_bytes(self, key: CodeKey, block: int) -> list[int]:
         """Return the bytes of the stages of a block's code that were read."""
-        return [len(chunk) for chunk in self._codes[key, block]]
+        return self._codes.sizes(key, block)
 
     def decoder(self, work: TensorWork, slot: int, block: int, level: int) -> BlockDecoder:
         """Return what decodes a slot's delta in a block."""
-        first, stop = work.recipe.grid.rows_of(block)
-        row = work.recipe.grid.row_elements
-        code = work.code(slot)
-        try:
-            return BlockDecoder(self._codes[code, block][:level], (stop - first) * row, row)
-        except PackError as error:
-            with self._group.codes[code].reading() as pack:
-                if pack is None:
-                    raise
-                raise unfit(pack, error, f"block {block} cannot be decoded: ") from None
+        grid = work.recipe.grid
+        return self._codes.decoder(work.code(slot), block, level, work.recipe.elements(block), grid.row_elements)
 
     # --- what is in memory ----------------------------------------------------------------------------------------
 
@@ -279,36 +233,9 @@ class Reader:
         return add_delta(typed(self.data(adapter.on, block), on.ref.info.dtype), delta)
 
 
-def _ask_for_code(pack: OpenPack, levels: dict[int, int]) -> None:
-    for stage in range(max(levels.values())):
-        for run in _adjacent(_at_stage(levels, stage)):
-            start, stop = pack.header.run_range(stage, run)
-            advise(pack.fd, start, stop - start)
-
-
-def _at_stage(levels: dict[int, int], stage: int) -> list[int]:
-    """Return the blocks of which this stage is needed (from 0), in order; ``levels`` by block."""
-    return sorted(block for block, level in levels.items() if level > stage)
-
-
-def unfit(pack: OpenPack, error: PackError | StorageError, what: str = "") -> PackError:
-    """Return the error for a code that cannot be made again: it came with a progressive checkpoint."""
-    path = pack.header.path
-    message = error.message if path in error.message else f"`{path}`: {what}{error.message}"
-    return PackError(message, hint=GET_AGAIN, path=path)
-
-
 def _blocks(grid: BlockGrid, run: range, buffer: memoryview, origin: int) -> Iterator[tuple[int, memoryview]]:
     """Yield adjacent blocks and their bytes, from a buffer that begins ``origin`` bytes after the tensor's first."""
     size = grid.block_rows * grid.row_bytes
     for block in run:
         start = block * size - origin
         yield block, buffer[start : min(start + size, grid.nbytes - origin)]
-
-
-def _adjacent(blocks: Sequence[int]) -> Iterable[range]:
-    start = 0
-    for at in range(1, len(blocks) + 1):
-        if at == len(blocks) or blocks[at] != blocks[at - 1] + 1:
-            yield range(blocks[start], blocks[at - 1] + 1)
-            start = at

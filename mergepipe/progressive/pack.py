@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mergepipe.digest import content_digest
+from mergepipe.digest import content_digest, digest_at
 from mergepipe.errors import PackError, SourceChangedError, fail_storage
 from mergepipe.fsio.reading import pread_into
 from mergepipe.progressive.decode import BlockDecoder
@@ -77,17 +77,35 @@ def read_chunks(
     """
     start, stop = header.run_range(stage, blocks)
     view = memoryview(buffer)[: stop - start]
+    read_run(fd, header, view, start)
+    return checked_chunks(header, stage, blocks, view)
+
+
+def read_run(fd: int, header: PackHeader, target: memoryview, start: int) -> None:
+    """Fill ``target`` from an open pack, from byte ``start`` on; nothing is checked. Raises as `read_chunks`."""
     try:
-        pread_into(fd, view, start, path=header.path)
+        pread_into(fd, target, start, path=header.path)
     except SourceChangedError:
-        fail(header.path, f"ends before byte {stop:,}: it was cut short")
+        fail(header.path, f"ends before byte {start + len(target):,}: it was cut short")
     except OSError as error:
         fail_storage(error, header.path, "read")
+
+
+def checked_chunks(header: PackHeader, stage: int, blocks: range, data: memoryview) -> list[memoryview]:
+    """Return the chunk of each of adjacent blocks, from what was read of them.
+
+    Raises
+    ------
+    PackError
+        If a chunk is damaged.
+    """
     chunks, at = [], 0
-    for block in blocks:
-        size = int(header.sizes[stage, block])
-        chunk = view[at : at + size]
-        if content_digest(chunk) != header.digests[stage, block].tobytes():
+    there = slice(blocks.start, blocks.stop)
+    digests = header.digests[stage, there].tobytes()
+    for number, size in enumerate(header.sizes[stage, there].tolist()):
+        chunk = data[at : at + size]
+        if content_digest(chunk) != digest_at(digests, number):
+            block = blocks[number]
             fail(header.path, f"is damaged: stage {stage + 1} of block {block} has another digest than its header says")
         chunks.append(chunk)
         at += size

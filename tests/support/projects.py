@@ -270,7 +270,7 @@ class Reads:
 
         def recording_preadv(fd: int, buffers: Sequence[memoryview], offset: int, *flags: int) -> int:
             count = preadv(fd, buffers, offset, *flags)
-            if not flags:  # with flags it is a look at the page cache, at single bytes
+            if not flags or len(buffers[0]) > 1:  # single bytes with flags are a look at the page cache
                 self._add(fd, offset, count)
             return count
 

@@ -9,9 +9,9 @@ from support.checkpoints import random_tensors
 from support.projects import SmallProject
 
 from mergepipe.engine import schedule
+from mergepipe.engine.code_reader import adjacent
 from mergepipe.engine.job import _progress
 from mergepipe.engine.meter import Meter
-from mergepipe.engine.reader import _adjacent
 from mergepipe.engine.work import Group, Job, jobs_of
 
 
@@ -48,7 +48,7 @@ def test_progress_adds_up_to_the_whole(blocks, nbytes, size):
 
 @given(st.lists(st.integers(0, 40), unique=True).map(sorted))
 def test_adjacent_blocks_make_one_run(blocks):
-    runs = list(_adjacent(blocks))
+    runs = list(adjacent(blocks))
     assert [block for run in runs for block in run] == blocks
     assert all(first.stop < second.start for first, second in itertools.pairwise(runs))
 
