@@ -17,12 +17,20 @@ import numpy.typing as npt
 from mergepipe.errors import PackError
 from mergepipe.progressive.levels import LEVEL_BITS, LEVELS, STAGE_BITS
 from mergepipe.progressive.spread import TILE, Spread
-from mergepipe.progressive.units import HIGHEST_CODE, HIGHEST_SCALE, LOWEST_SCALE, Units, decoded_points, scales_of
+from mergepipe.progressive.units import (
+    HIGHEST_CODE,
+    HIGHEST_SCALE,
+    LOWEST_SCALE,
+    POINT_BYTES,
+    Units,
+    decoded_points,
+    scales_of,
+)
 
 Array = npt.NDArray[Any]
 
 _BASE = struct.Struct("<h")
-
+_TABLE_BYTES = tuple(POINT_BYTES << bits for bits in LEVEL_BITS)
 
 _TOO_LARGE = 2.0**128  # of float32
 
@@ -72,7 +80,7 @@ class BlockDecoder:
         self.unit_elements = self.units.size
         self._spread: Spread | None = None
         self._planes: list[Array] = []
-        if any(len(chunk) for chunk in chunks):
+        if any(map(len, chunks)):
             self._parse(chunks)
 
     @property
@@ -83,39 +91,42 @@ class BlockDecoder:
     def _parse(self, chunks: Sequence[memoryview | bytes]) -> None:
         units = self.units
         start = _BASE.size + units.count
-        _check(1, len(chunks[0]) >= start, len(chunks[0]), start)
+        if len(chunks[0]) < start:
+            raise _wrong_size(0, chunks[0], start)
         (base,) = _BASE.unpack_from(chunks[0])
         codes = np.frombuffer(chunks[0], np.uint8, units.count, _BASE.size)
         if not LOWEST_SCALE < base + HIGHEST_CODE < HIGHEST_SCALE:
             raise PackError(f"the scales begin at {base} quarters of an octave, which no code has")
-        number = int(np.count_nonzero(codes))
+        low, high = int(np.minimum.reduce(codes)), int(np.maximum.reduce(codes))
+        number = units.count if low else int(np.count_nonzero(codes))
         width = number * units.plane_bytes - units.cut(bool(codes[-1]))
-        points = np.zeros(0, np.float16)
-        for stage, chunk in enumerate(chunks):
-            table = 2 << LEVEL_BITS[stage]
-            expected = start + table + STAGE_BITS[stage] * width
-            _check(stage + 1, len(chunk) == expected, len(chunk), expected)
-            points = np.frombuffer(chunk, "<f2", 1 << LEVEL_BITS[stage], start)
-            for bit in range(STAGE_BITS[stage]):
-                self._planes.append(np.frombuffer(chunk, np.uint8, width, start + table + bit * width))
-            start = 0
+        for stage, (chunk, table, bits) in enumerate(zip(chunks, _TABLE_BYTES, STAGE_BITS, strict=False)):
+            begin = start + table
+            if len(chunk) != begin + bits * width:
+                raise _wrong_size(stage, chunk, begin + bits * width)
+            for _ in range(bits):
+                self._planes.append(np.frombuffer(chunk, np.uint8, width, begin))
+                begin += width
+            points_start, start = start, 0
         if number == 0:
             raise PackError("the chunks have no units, and no code is like that")
-        self._ranks = None if number == units.count else np.concatenate(([0], np.cumsum(codes != 0)))
+        self._ranks = None
         if number < units.count:
+            self._ranks = np.concatenate(([0], np.cumsum(codes != 0)))
             codes = codes[codes != 0]
-        low, high = int(codes.min()), int(codes.max())
+            low = int(codes.min())
         if base + low < LOWEST_SCALE:
             raise PackError(f"the scales begin at {base + low} quarters of an octave, which no code has")
         self._classes = np.subtract(codes, low, dtype=np.uint16)
         self._scales = scales_of(base + low, base + high)
+        points = np.frombuffer(chunks[-1], "<f2", 1 << LEVEL_BITS[self.level - 1], points_start)
         self._points = points.astype(np.float32)
-        largest = float(np.abs(self._points).max()) * float(self._scales[-1])
+        largest = float(np.maximum.reduce(np.abs(self._points))) * float(self._scales[-1])
         if not largest < _TOO_LARGE:  # neither are infinities and NaN
             raise PackError("the chunks have points that are no finite numbers, and no code is like that")
 
     def unit_points(self, weight: float, dtype: np.dtype[Any]) -> Array:
-        """Return (units, 2**bits): what every code of an element stands for in each unit, times a weight.
+        """Return (2**bits, units): what every code of an element stands for in each unit, times a weight.
 
         Parameters
         ----------
@@ -126,9 +137,9 @@ class BlockDecoder:
         if weight != 1:
             values = values * dtype.type(weight)
         if self._ranks is None:
-            return np.take(values, self._classes, axis=0)
-        whole = np.zeros((self.units.count, values.shape[1]), dtype)
-        whole[np.diff(self._ranks) > 0] = values[self._classes]
+            return values.T.take(self._classes.astype(np.intp), axis=1, mode="wrap")
+        whole = np.zeros((values.shape[1], self.units.count), dtype)
+        whole[:, np.diff(self._ranks) > 0] = values.T[:, self._classes]
         return whole
 
     def unit_planes(self) -> list[Array]:
@@ -203,6 +214,5 @@ class BlockDecoder:
         self._spread.look_up(planes, self._classes[first:last], out)
 
 
-def _check(stage: int, is_right: bool, got: int, expected: int) -> None:
-    if not is_right:
-        raise PackError(f"the chunk of stage {stage} has {got:,} bytes, expected {expected:,}")
+def _wrong_size(stage: int, chunk: memoryview | bytes, expected: int) -> PackError:
+    return PackError(f"the chunk of stage {stage + 1} has {len(chunk):,} bytes, expected {expected:,}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from mergepipe.progressive.decode import BlockDecoder
 from mergepipe.progressive.levels import LEVEL_BITS
+from mergepipe.progressive.units import Units
 
 Array = npt.NDArray[Any]
 
@@ -28,6 +29,8 @@ TILE = 1 << 17
 _INDEX_BITS = 8
 _INDICES = 1 << 16
 """So many entries of tables can be counted in two bytes."""
+_ENTRIES = 0.9
+"""Tables are joined into one of so many entries at most for each element of a unit: more cost more than a lookup."""
 _WEIGHTS = (1 << np.arange(_INDEX_BITS - 1, -1, -1)).astype(np.uint8)[:, None, None]
 
 
@@ -68,24 +71,27 @@ class JointDecoder:
         As of `BlockDecoder`.
     """
 
-    __slots__ = ("_per_tile", "_planes", "_units", "_values", "unit_elements")
+    __slots__ = ("_begins", "_bits", "_joined", "_packed", "_per_tile", "_units", "_values", "unit_elements")
 
     def __init__(self, decoders: Sequence[BlockDecoder], weights: Sequence[float], dtype: np.dtype[Any]) -> None:
         units = self._units = decoders[0].units
         self.unit_elements = decoders[0].unit_elements
         tables = _tables(decoders)
-        self._planes = [[plane for one in reversed(table) for plane in decoders[one].unit_planes()] for table in tables]
-        width = 1 << max(map(len, self._planes), default=0)
-        # A table for each unit, and each of them for all tables: (units, tables, numbers).
-        self._values = np.empty((units.count, len(tables), width), dtype)
-        for number, table in enumerate(tables):
-            _sum_up([(decoders[one], weights[one]) for one in table], self._values[:, number])
-        entries = max(1, len(tables) * width)
-        self._per_tile = max(1, min(TILE // units.padded, _INDICES // entries))
+        self._bits = [sum(LEVEL_BITS[decoders[one].level - 1] for one in table) for table in tables]
+        self._joined = _joined(self._bits, units.size)
+        if not tables:
+            return
+        self._packed = _packed([[decoders[one] for one in table] for table in tables], self._bits, units)
+        # By table (units, numbers): a table for each unit.
+        values = [_sums([(decoders[one], weights[one]) for one in table], dtype) for table in tables]
+        self._values = values
+        entries = [1 << sum(self._bits[: self._joined]), *(table.shape[1] for table in values[self._joined :])]
+        self._per_tile = max(1, min(TILE // units.padded, _INDICES // max(entries)))
+        self._begins = [np.arange(0, self._per_tile * count, count, dtype=np.uint16)[:, None] for count in entries]
 
     def fill(self, start: int, out: Array) -> None:
         """Write the sum at elements [start, start + len(out)) of the block into ``out``, 1-D of the work dtype."""
-        if not self._planes:
+        if not self._bits:
             out[...] = 0
             return
         for first, last, low, high in self._units.tiles(start, start + len(out), self._per_tile):
@@ -93,56 +99,85 @@ class JointDecoder:
 
     def _fill_units(self, first: int, last: int, skip: int, out: Array) -> None:
         """Sum up units [first, last), and write what follows the first ``skip`` elements."""
-        units, values = self._units, self._values[first:last]
-        shape = (last - first, units.padded)
-        index = self._indices(first, last)
+        shape = (last - first, self._units.padded)
         is_direct = out.size == shape[0] * shape[1] and out.flags.c_contiguous
-        if is_direct and len(index) == 1:
-            _look_up(values, index[0], out)
-            return
-        found = _workspace.array("sums", index.shape, out.dtype)
-        _look_up(values, index, found)
-        into = out if is_direct else found[0]
-        if len(found) > 1:
-            np.add(found[0], found[1], out=into)
-        for more in found[2:]:
-            np.add(into, more, out=into)
+        total = out.reshape(shape) if is_direct else _workspace.array("total", shape, out.dtype)
+        tables, found = self._tables(first, last), total
+        for number, index in enumerate(self._indices(first, last)):
+            if number == 1:
+                found = _workspace.array("found", shape, out.dtype)
+            # Every index is in range, and this way of making sure is the quickest.
+            next(tables).take(index, out=found, mode="wrap")
+            if number:
+                np.add(total, found, out=total)
         if not is_direct:
-            out[...] = into.reshape(shape)[:, : units.size].reshape(-1)[skip : skip + len(out)]
+            out[...] = total[:, : self._units.size].reshape(-1)[skip : skip + len(out)]
 
-    def _indices(self, first: int, last: int) -> Array:
-        """Return (tables, elements): where in the tables of units [first, last) the sum of each element stands."""
-        tables, count = len(self._planes), last - first
+    def _tables(self, first: int, last: int) -> Iterator[Array]:
+        """Yield the tables of units [first, last), (units, numbers) each; the first few are joined into one."""
+        low = self._values[0][first:last]
+        for number, table in enumerate(self._values[1 : self._joined]):
+            high = table[first:last]
+            joined = _workspace.array(("joined", number), (*high.shape, low.shape[1]), low.dtype)
+            low = np.add(low[:, None, :], high[:, :, None], out=joined).reshape(len(low), -1)
+        yield low
+        for table in self._values[self._joined :]:
+            yield table[first:last]
+
+    def _indices(self, first: int, last: int) -> Iterator[Array]:
+        """Yield by table (units, elements): where in the `_tables` of these units the sum of each element stands."""
+        shape = (last - first, self._units.padded)
         numbers = self._numbers(first, last)
-        narrow = _workspace.array("narrow", (tables, count, self._units.padded), np.uint16)
+        narrow = _workspace.array("narrow", (len(numbers), *shape), np.uint16)
         np.copyto(narrow.reshape(numbers.shape), numbers)
-        width = self._values.shape[2]
-        begins = np.arange(0, count * tables * width, width, dtype=np.uint16)
-        np.add(narrow, begins.reshape(count, tables).T[:, :, None], out=narrow)
-        index = _workspace.array("index", numbers.shape, np.intp)
-        np.copyto(index, narrow.reshape(numbers.shape))
-        return index
+        index = _workspace.array("index", shape, np.intp)
+        bits = self._bits[0]
+        for part, more in zip(narrow[1 : self._joined], self._bits[1:], strict=False):
+            words = part.view(np.uint64)  # no number leaves its two bytes
+            np.left_shift(words, bits, out=words)
+            np.bitwise_or(narrow[0], part, out=narrow[0])
+            bits += more
+        for part, begins in zip((narrow[0], *narrow[self._joined :]), self._begins, strict=True):
+            np.add(part, begins[: last - first], out=part)
+            np.copyto(index, part)
+            yield index
 
     def _numbers(self, first: int, last: int) -> Array:
         """Return (tables, elements) uint8: the bits of all members of a table at each element."""
-        depth, tables = max(map(len, self._planes)), len(self._planes)
         width = self._units.plane_bytes
-        packed = _workspace.array("packed", (depth, tables, (last - first) * width), np.uint8)
-        for table, planes in enumerate(self._planes):
-            unused = depth - len(planes)
-            packed[:unused, table] = 0
-            for at, plane in enumerate(planes, unused):
-                part = plane[first * width : last * width]
-                packed[at, table, : len(part)] = part  # the last unit of a block may be short
-        bits = np.unpackbits(packed.reshape(-1)).reshape(depth, tables, -1)
-        np.multiply(bits, _WEIGHTS[-depth:], out=bits)
+        bits = np.unpackbits(self._packed[:, :, first * width : last * width], axis=-1)
+        np.multiply(bits, _WEIGHTS[-len(bits) :], out=bits)
         numbers = _workspace.array("numbers", bits.shape[1:], np.uint8)
         np.bitwise_or.reduce(bits, axis=0, out=numbers)
         return numbers
 
 
-def _look_up(values: Array, index: Array, out: Array) -> None:
-    np.take(values, index, out=out, mode="wrap")  # every index is in range, and this way of making sure is the quickest
+def _packed(tables: Sequence[Sequence[BlockDecoder]], bits: Sequence[int], units: Units) -> Array:
+    """Return (bits, tables, bytes) uint8: the planes of the members of each table, the last one's sign first.
+
+    Tables of fewer bits than others begin with planes of zeros.
+    """
+    depth, size = max(bits), units.count * units.plane_bytes
+    packed = np.empty((depth, len(tables), size), np.uint8)
+    for table, members in enumerate(tables):
+        at = depth - bits[table]
+        packed[:at, table] = 0
+        for member in reversed(members):
+            for plane in member.unit_planes():
+                row = packed[at, table]
+                row[: len(plane)] = plane
+                row[len(plane) :] = 0  # the last unit of a block may be short
+                at += 1
+    return packed
+
+
+def _joined(bits: Sequence[int], unit: int) -> int:
+    """Return how many tables, from the first on, are joined into one: sums are added from left to right either way."""
+    count, total = 1, bits[0] if bits else 0
+    while count < len(bits) and 1 << (total + bits[count]) <= min(_ENTRIES * unit, _INDICES):
+        total += bits[count]
+        count += 1
+    return count
 
 
 def _tables(decoders: Sequence[BlockDecoder]) -> list[list[int]]:
@@ -172,11 +207,14 @@ def _filled(bits: dict[int, int], room: int) -> list[list[int]]:
     return tables
 
 
-def _sum_up(members: Sequence[tuple[BlockDecoder, float]], out: Array) -> None:
-    """Write (units, numbers) what every number stands for; the bits of the first member are the lowest."""
+def _sums(members: Sequence[tuple[BlockDecoder, float]], dtype: np.dtype[Any]) -> Array:
+    """Return (units, numbers): what every number stands for; the bits of the first member are the lowest.
+
+    Additions are made with the units side by side: rows of few numbers are slow.
+    """
     values: Array | None = None
     for decoder, weight in members:
-        points = decoder.unit_points(weight, out.dtype)
-        values = points if values is None else (values[:, None, :] + points[:, :, None]).reshape(len(values), -1)
+        points = decoder.unit_points(weight, dtype)
+        values = points if values is None else (values + points[:, None, :]).reshape(-1, points.shape[1])
     assert values is not None, "a table has members"
-    out[:, : values.shape[1]] = values
+    return np.ascontiguousarray(values.T)

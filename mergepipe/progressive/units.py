@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,37 +46,37 @@ class Units:
         Of the block.
     size
         Elements of a unit; the last one may have fewer.
+    count
+        Number of units.
+    plane_bytes
+        Bytes that a bit of each element of a unit takes; the next unit begins with a new byte.
+    padded
+        Elements of a unit and the padding of its last byte.
+    last
+        Elements of the last unit.
     """
 
     elements: int
     size: int
+    count: int = field(init=False)
+    plane_bytes: int = field(init=False)
+    padded: int = field(init=False)
+    last: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        count, plane_bytes = -(-self.elements // self.size), -(-self.size // _BYTE_BITS)
+        object.__setattr__(self, "count", count)
+        object.__setattr__(self, "plane_bytes", plane_bytes)
+        object.__setattr__(self, "padded", plane_bytes * _BYTE_BITS)
+        object.__setattr__(self, "last", self.elements - (count - 1) * self.size)
 
     @classmethod
+    @functools.lru_cache(maxsize=64)  # most blocks of a model have one of a few shapes
     def of(cls, elements: int, row_elements: int) -> Units:
         """Return the units of a block of whole rows."""
         if row_elements < SHORT_ROW:
             return cls(elements, -(-SHORT_ROW // row_elements) * row_elements)
         return cls(elements, row_elements if row_elements <= LONG_ROW else LONG_UNIT)
-
-    @property
-    def count(self) -> int:
-        """Number of units."""
-        return -(-self.elements // self.size)
-
-    @property
-    def plane_bytes(self) -> int:
-        """Bytes that a bit of each element of a unit takes; the next unit begins with a new byte."""
-        return -(-self.size // _BYTE_BITS)
-
-    @property
-    def padded(self) -> int:
-        """Elements of a unit and the padding of its last byte."""
-        return self.plane_bytes * _BYTE_BITS
-
-    @property
-    def last(self) -> int:
-        """Elements of the last unit."""
-        return self.elements - (self.count - 1) * self.size
 
     def tiles(self, start: int, stop: int, per_tile: int) -> Iterator[tuple[int, int, int, int]]:
         """Cut elements [start, stop) into tiles of at most so many units.
@@ -122,6 +123,6 @@ def decoded_points(scales: Array, points: Array) -> Array:
     Numbers below the normal range are zero, whether or not the machine would keep them. Scales are ascending.
     """
     values = scales[:, None] * points.astype(np.float32, copy=False)
-    if scales[:1] < _TINY:
+    if scales[0] < _TINY:
         values[np.abs(values) < SMALLEST] = 0
     return values
