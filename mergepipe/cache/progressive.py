@@ -82,7 +82,7 @@ class CodeStore:
 
     def prices(self, key: bytes) -> CodePrices | None:
         """Return what the levels of a delta come to; None if that is not known."""
-        return self.all_prices([key]).get(key)
+        return self._pending.get(key) or self._known.get(key) or self.all_prices([key]).get(key)
 
     def all_prices(self, keys: Sequence[bytes]) -> dict[bytes, CodePrices]:
         """Return by key what the levels of deltas come to, as far as it is known."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mergepipe.checkpoints.place import GET_AGAIN
@@ -13,9 +12,6 @@ from mergepipe.engine.kernel import Scratch
 from mergepipe.errors import PackError, StorageError
 from mergepipe.progressive.decode import BlockDecoder
 from mergepipe.progressive.pack import checked_chunks, read_run
-
-# How many packs a job has open at once: descriptors are few.
-_OPEN_PACKS = 8
 
 Levels = dict[int, int]
 """By block the level that is needed."""
@@ -47,28 +43,18 @@ class CodeReader:
         self._chunks: dict[CodeKey, dict[int, list[memoryview]]] = {}
         self._left: dict[CodeKey, list[_Run]] = {}
 
-    @contextlib.contextmanager
-    def asking(self, needed: Mapping[CodeKey, Levels]) -> Iterator[None]:
+    def ask(self, needed: Mapping[CodeKey, Levels]) -> None:
         """Take what the page cache has of all that `read` will read, and ask the kernel for the rest; never wait.
-
-        Packs of which something is left stay open meanwhile, as far as descriptors go.
 
         Raises
         ------
         PackError
             If what was taken of the code of a progressive checkpoint is damaged.
         """
-        with contextlib.ExitStack() as opened:
-            kept = 0
-            for number, (key, levels) in enumerate(needed.items()):
-                with contextlib.ExitStack() as pack_is_open:
-                    pack = pack_is_open.enter_context(self._codes[key].reading())
-                    if pack is not None:
-                        self._begin(self._codes[key], pack, levels, number)
-                        if self._left[key] and kept < _OPEN_PACKS:
-                            kept += 1
-                            opened.push(pack_is_open.pop_all())
-            yield
+        for number, (key, levels) in enumerate(needed.items()):
+            with self._codes[key].reading() as pack:
+                if pack is not None:
+                    self._begin(self._codes[key], pack, levels, number)
 
     def read(self, needed: Mapping[CodeKey, Levels]) -> dict[CodeKey, list[int]]:
         """Read the stages that are needed of codes, those of adjacent blocks in one go; compare their digests.

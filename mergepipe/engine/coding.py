@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,12 +106,17 @@ class OpenPack:
             os.close(fd)
             raise
 
-    def close(self) -> None:
+    def close(self, close: Callable[[int], None] = os.close) -> None:  # it may be late: modules may be gone
         """Close the file."""
-        os.close(self.fd)
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class CodeInput:
     """The code of a delta that a group reads.
 
@@ -145,9 +152,12 @@ class CodeInput:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[OpenPack | None]:
-        """Open the pack for as long as workers read from it: where many packs are read, descriptors are few."""
+        """Open the pack for as long as workers read from it, and longer while few packs are open.
+
+        Where many packs are read, descriptors are few; where few are, the next job finds its packs open.
+        """
         with self._lock:
-            if self._readers == 0:
+            if self._pack is None:
                 self._pack = self.open()
             pack = self._pack
             self._readers += 1
@@ -157,8 +167,30 @@ class CodeInput:
         finally:
             with self._lock:
                 self._readers -= 1
-                if self._readers == 0 and pack is not None:
-                    pack.close()
+            if pack is not None:
+                _keep_open(self)
+
+    def rest(self) -> None:
+        """Close the pack, unless somebody reads from it."""
+        with self._lock:
+            if self._readers == 0 and self._pack is not None:
+                self._pack.close()
+                self._pack = None
+
+
+_OPEN_PACKS = 16
+_opened: OrderedDict[int, weakref.ref[CodeInput]] = OrderedDict()  # the ones that were read from last come last
+_opened_lock = threading.Lock()
+
+
+def _keep_open(code: CodeInput) -> None:
+    """Leave the pack of a code open, and close the one that was not read from for longest if there are too many."""
+    with _opened_lock:
+        _opened[id(code)] = weakref.ref(code)
+        _opened.move_to_end(id(code))
+        old = _opened.popitem(last=False)[1]() if len(_opened) > _OPEN_PACKS else None
+    if old is not None:
+        old.rest()
 
 
 def opener(codes: CodeStore, stored: bytes) -> Callable[[], OpenPack | None]:
@@ -194,6 +226,7 @@ def opener(codes: CodeStore, stored: bytes) -> Callable[[], OpenPack | None]:
 def let_go(group: Group, codes: CodeStore, reporter: Reporter) -> None:
     """Note which packs a group has read; those that were damaged are taken out of use, and that is said."""
     for code in group.codes.values():
+        code.rest()
         if code.was_read and not code.is_damaged and not code.is_given:
             codes.note_use(code.stored)
         if code.is_damaged:

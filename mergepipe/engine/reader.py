@@ -167,8 +167,8 @@ class Reader:
         needed
             As of `read_codes`.
         """
-        with self._codes.asking(needed):
-            yield
+        self._codes.ask(needed)
+        yield
 
     def read_codes(self, needed: dict[CodeKey, dict[int, int]]) -> None:
         """Read the stages that are needed of codes; compare their digests.

@@ -85,6 +85,8 @@ class PackHeader:
         (LEVELS, blocks) float64: upper bounds of the norm of what a level lacks; infinite for a block without a code.
     path
         What messages call the file.
+    parsed_seal
+        The seal as it was read; empty where the header was not.
     """
 
     base_digest: bytes
@@ -96,6 +98,7 @@ class PackHeader:
     residuals: Array
     version: int = CODE_VERSION
     path: str = ""
+    parsed_seal: bytes = b""
     grid: PackGrid = field(init=False)
     _starts: Array = field(init=False, repr=False)
 
@@ -156,7 +159,7 @@ class PackHeader:
     @property
     def seal(self) -> bytes:
         """The digest of the header, and through it of every chunk (32 bytes)."""
-        return self.dump()[-DIGEST_SIZE:]
+        return self.parsed_seal or self.dump()[-DIGEST_SIZE:]
 
 
 def header_bytes(rank: int, blocks: int) -> int:
@@ -232,6 +235,7 @@ def parse_header(data: bytes, file_bytes: int, path: str) -> PackHeader:
         digests=digests,
         residuals=residuals.astype(np.float64),
         path=path,
+        parsed_seal=data[body:size],
     )
     if header.file_bytes != file_bytes:
         fail(path, f"has {file_bytes:,} bytes, its header speaks of {header.file_bytes:,}")

@@ -10,6 +10,7 @@ work side by side wait for one another between any two calls.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -182,7 +183,13 @@ def _joined(bits: Sequence[int], unit: int) -> int:
 
 def _tables(decoders: Sequence[BlockDecoder]) -> list[list[int]]:
     """Return which decoders share a table: as few tables as may be, and of about equal size."""
-    bits = {number: LEVEL_BITS[one.level - 1] for number, one in enumerate(decoders) if not one.is_zero}
+    return _shared(tuple(0 if one.is_zero else LEVEL_BITS[one.level - 1] for one in decoders))
+
+
+@functools.lru_cache(maxsize=1 << 10)  # blocks of a model differ in their levels, but in few ways
+def _shared(wanted: tuple[int, ...]) -> list[list[int]]:
+    """Return which decoders share a table, from the bits that each has; 0 for those without any."""
+    bits = {number: one for number, one in enumerate(wanted) if one}
     if not bits:
         return []
     number = -(-sum(bits.values()) // _INDEX_BITS)
