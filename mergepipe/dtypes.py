@@ -7,8 +7,9 @@ equivalent here and are moved as bytes.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

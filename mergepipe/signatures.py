@@ -7,7 +7,8 @@ the parser nor the docs need to import an operator's arithmetic.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from mergepipe.values import dataclass
 
 Scalar = bool | int | float | str
 ParamValue = Scalar | tuple[float, ...]

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "mergepipe"
 
 # The levels of docs/architecture.md, lowest first. The parts of one level do not import one another.
 LEVELS = (
-    ("errors", "digest", "dtypes", "units", "reporting", "_version"),
+    ("errors", "digest", "dtypes", "units", "reporting", "values", "_version"),
     ("signatures", "fsio"),
     ("mergefile", "checkpoints", "operators", "progressive"),
     ("cache",),
@@ -33,7 +33,7 @@ LEVELS = (
 )
 LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Everything may raise errors, and `python -m mergepipe` is the command line.
-SAME_LEVEL = {("digest", "errors"), ("__main__", "cli")}
+SAME_LEVEL = {("digest", "errors"), ("dtypes", "values"), ("__main__", "cli")}
 
 # Distribution -> what it is imported as, where the two differ.
 IMPORT_NAMES = {"array-api-compat": "array_api_compat", "model-signing": "model_signing", "pyyaml": "yaml"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.layout import CODE_FILE, CODE_SCRAP, CacheLayout
 from mergepipe.errors import PackError, StorageError, fail_storage
 from mergepipe.progressive.levels import pack_key
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.progressive.header import PackHeader

@@ -13,7 +13,6 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from mergepipe.errors import CacheError, fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
 from mergepipe.fsio.locks import has_locks
+from mergepipe.values import dataclass
 
 SCHEMA_VERSION = 5
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

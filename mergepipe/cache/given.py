@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.checkpoints.standalone import Standalone
 from mergepipe.errors import PackError, StorageError, fail_storage
 from mergepipe.fsio.identity import FileIdentity
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.progressive.header import PackHeader

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.errors import fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import write_file
+from mergepipe.values import dataclass
 
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The cache of mergepipe; it can be deleted at any time.\n"
 

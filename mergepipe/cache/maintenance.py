@@ -6,7 +6,6 @@ import contextlib
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
@@ -17,6 +16,7 @@ from mergepipe.cache.statistics import forget_statistics, statistic_bytes
 from mergepipe.errors import fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
+from mergepipe.values import dataclass
 
 _DAY_NS = 86_400 * 1_000_000_000
 _SUFFIX = ".safetensors"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from mergepipe.cache.layout import PACK_FILE, CacheLayout
@@ -18,6 +18,7 @@ from mergepipe.digest import content_digest, record_digest, tensor_digest
 from mergepipe.errors import FormatError, SourceChangedError, fail_storage
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.fsio.reading import pread_into
+from mergepipe.values import dataclass
 
 _RUN_BYTES = 4 << 20  # read at once by a worker
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from mergepipe.errors import CacheError, PackError, StorageError, fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
 from mergepipe.progressive.levels import LEVELS, SUFFIX, pack_key
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from mergepipe.dtypes import DTYPES
 from mergepipe.errors import CacheError, FormatError
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.progressive.levels import LEVELS
+from mergepipe.values import dataclass
 
 _PAGE = 32  # rows at once: one of statistics may have megabytes
 _PACK = re.compile(r"[0-9a-f]{64}")

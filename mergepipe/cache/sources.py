@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
@@ -27,6 +27,7 @@ from mergepipe.digest import (
 )
 from mergepipe.errors import MergepipeError, PackError, SourceChangedError
 from mergepipe.fsio.identity import FileIdentity, settle
+from mergepipe.values import dataclass
 
 _UNREAD = bytes(DIGEST_SIZE)
 _LEVEL_RUNS = re.compile(rb"\0+|[^\0]+")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.database import seal
 from mergepipe.digest import DIGEST_SIZE
 from mergepipe.errors import CacheError, InternalError
+from mergepipe.values import dataclass
 
 CHUNK = 64
 _KEPT_VERSIONS = 4  # rows of one chunk and owner: enough to go back and forth between versions of an expert

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.checkpoints.wording import quote
 from mergepipe.dtypes import DTYPES, is_mergeable
 from mergepipe.errors import MergepipeError, SourceError, raise_collected
+from mergepipe.values import dataclass
 
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(

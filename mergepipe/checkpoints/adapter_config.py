@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mergepipe.checkpoints.discovery import ADAPTER_CONFIG
@@ -18,6 +18,7 @@ from mergepipe.checkpoints.patterns import ModulePattern, PatternError, Work
 from mergepipe.checkpoints.place import Place, read_object
 from mergepipe.checkpoints.wording import quote
 from mergepipe.errors import SourceError, raise_collected
+from mergepipe.values import dataclass
 
 _MERGE_FIRST = "merge it into its base model first (PEFT: `merge_and_unload()`), and use the result"
 _CONVERT = (

@@ -10,7 +10,6 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from mergepipe.checkpoints.wording import enumerate_names, quote
 from mergepipe.digest import record_digest
 from mergepipe.errors import MergepipeError, SourceChangedError, SourceError, raise_collected
 from mergepipe.fsio.identity import FileIdentity
+from mergepipe.values import dataclass
 
 CONFIG = "config.json"
 

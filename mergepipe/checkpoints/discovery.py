@@ -12,13 +12,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from mergepipe.checkpoints.index import read_index
 from mergepipe.checkpoints.layers import natural_key
 from mergepipe.checkpoints.place import Place
 from mergepipe.checkpoints.wording import enumerate_names, quote
 from mergepipe.errors import SourceError
+from mergepipe.values import dataclass
 
 SUFFIX = ".safetensors"
 MAIN_FILE = "model.safetensors"

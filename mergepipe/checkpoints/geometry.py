@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 
 from mergepipe.dtypes import DTYPES
+from mergepipe.values import dataclass
 
 _BYTE_BITS = 8
 

@@ -7,7 +7,6 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from mergepipe.checkpoints.sniff import sniff
 from mergepipe.checkpoints.wording import quote
 from mergepipe.digest import content_digest
 from mergepipe.errors import SourceError
+from mergepipe.values import dataclass
 
 GET_AGAIN = "get the progressive checkpoint again from where it came"
 _TEXT_LIMIT = 100_000_000

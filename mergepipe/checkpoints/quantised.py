@@ -7,12 +7,12 @@ checkpoints have to be recognised before anything is merged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.checkpoints.wording import quote
+from mergepipe.values import dataclass
 
 _CONFIG_KEYS = ("quantization_config", "compression_config", "quantization")
 _CODES = ("F8_", "I8", "U8", "I32", "U32")

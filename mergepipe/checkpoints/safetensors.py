@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from mergepipe.checkpoints.wording import quote
 from mergepipe.digest import content_digest
 from mergepipe.dtypes import DTYPES
 from mergepipe.errors import FormatError
+from mergepipe.values import dataclass
 
 MAX_HEADER_BYTES = 100_000_000
 LENGTH_BYTES = 8

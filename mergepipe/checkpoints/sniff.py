@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import codecs
 import re
-from dataclasses import dataclass
 
 from mergepipe.checkpoints.wording import quote
 from mergepipe.units import format_bytes
+from mergepipe.values import dataclass
 
 SNIFF_BYTES = 4096
 """How much of a file's beginning `sniff` wants."""

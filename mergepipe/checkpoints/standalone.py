@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from mergepipe.checkpoints.wording import quote
 from mergepipe.digest import DIGEST_SIZE, content_digest, format_digest, parse_digest, source_digest, tensor_digest
 from mergepipe.dtypes import DTYPES, is_mergeable
 from mergepipe.errors import LockError, SourceError
+from mergepipe.values import dataclass
 
 RECORD = "progressive.json"
 FOLDER = "tensors"

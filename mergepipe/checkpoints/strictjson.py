@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from mergepipe.values import dataclass
 
 MAX_NESTING = 127
 """Objects and arrays inside one another; the safetensors library stops there as well."""

@@ -10,7 +10,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -18,6 +17,7 @@ from mergepipe.checkpoints.discovery import SUFFIX, is_adapter_file
 from mergepipe.checkpoints.layers import natural_key
 from mergepipe.errors import MergepipeError
 from mergepipe.mergefile.names import clean_name
+from mergepipe.values import dataclass
 
 DEPTH = 3
 ADAPTER_CONFIG = "adapter_config.json"

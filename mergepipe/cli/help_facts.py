@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from mergepipe.values import dataclass
 
 Rows = Sequence[tuple[str, str]]
 LOOKS = ("NO_COLOR", "FORCE_COLOR")

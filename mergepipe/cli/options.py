@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mergepipe.units import parse_age, parse_size
+from mergepipe.values import dataclass
 
 CACHE_VARIABLE = "MERGEPIPE_CACHE_DIR"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -13,6 +12,7 @@ from mergepipe.cli.console import Console, is_terminal
 from mergepipe.cli.options import GlobalOptions
 from mergepipe.cli.tables import duration, plain
 from mergepipe.units import format_bytes
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from rich.progress import Progress

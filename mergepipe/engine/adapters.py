@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from mergepipe.engine.files import Files
 from mergepipe.engine.work import Input, InputKey
 from mergepipe.graph.inputs import factors_digest, lora_block
 from mergepipe.plan.values import InputRef, LoraRef
+from mergepipe.values import dataclass
 
 Array = np.ndarray[Any, Any]
 

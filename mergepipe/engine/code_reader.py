@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from mergepipe.checkpoints.place import GET_AGAIN
 from mergepipe.engine.ahead import ask_for, read_cached
@@ -12,6 +11,7 @@ from mergepipe.engine.kernel import Scratch
 from mergepipe.errors import PackError, StorageError
 from mergepipe.progressive.decode import BlockDecoder
 from mergepipe.progressive.pack import checked_chunks, read_run
+from mergepipe.values import dataclass
 
 Levels = dict[int, int]
 """By block the level that is needed."""

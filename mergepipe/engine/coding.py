@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from mergepipe.cache.progressive import CodePrices, CodeStore
 from mergepipe.engine.work import Group, Input, InputKey
 from mergepipe.errors import PackError, StorageError, fail_storage
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.kernel import Array, Scratch

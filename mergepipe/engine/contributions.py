@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +30,7 @@ from mergepipe.operators.vectors import CHUNK_ELEMENTS, chunks, fill_deltas, inn
 from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.sampling import sampled_slots
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import BinaryIO, NoReturn
 
 from mergepipe.engine.hold import HoldPool
@@ -33,6 +33,7 @@ from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.work import Group, InputKey, Job, JobDone
 from mergepipe.errors import StorageError
+from mergepipe.values import dataclass
 
 
 @contextlib.contextmanager

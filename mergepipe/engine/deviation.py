@@ -7,7 +7,7 @@ out of it, one is made for all; one that leaves nothing out differs by nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
 from mergepipe.plan.sampling import with_levels
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 Array = np.ndarray[Any, Any]
 

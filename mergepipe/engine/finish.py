@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
@@ -36,6 +35,7 @@ from mergepipe.graph.state import current_key
 from mergepipe.plan.layout import Shard
 from mergepipe.plan.values import OutputPlan, TensorPlan
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 _COPY_BLOCKS = 4  # blocks per copy task: the same read size as a job's
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.operators.contract import BlockInputs, Reduction, Statistic
 from mergepipe.progressive.decode import BlockDecoder
 from mergepipe.progressive.joint import JointDecoder
+from mergepipe.values import dataclass
 
 # As many decoded deltas or more are quicker to decode and sum up together.
 _JOINED = 2

@@ -7,7 +7,6 @@ which of them it is about, and what has changed of it since; weights never pass 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.work import BlockDone, BlockMeasured, Group, InputKey, Job, JobDone, Measure, TensorWork
 from mergepipe.operators.contract import Reduction, Statistic
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.progressive.writer import PutBlock

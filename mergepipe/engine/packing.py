@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import array_api_compat.numpy as xp
@@ -32,6 +32,7 @@ from mergepipe.progressive.encode import EncodedBlock, encode_block
 from mergepipe.progressive.levels import LEVELS, MIN_ELEMENTS, SUFFIX
 from mergepipe.progressive.writer import PackWriter
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 _RUN_BYTES = 4 << 20  # of one tensor, read by one task
 _BYTES_PER_ELEMENT = 64  # what a worker has in memory for each element of a block: two inputs, float64, and the code

@@ -6,7 +6,7 @@ Only the thread that runs the build calls these; what a pass is made of are jobs
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mergepipe.cache.sources import SourceIndex
@@ -19,6 +19,7 @@ from mergepipe.errors import OperatorError
 from mergepipe.graph.blocks import plan_statistic
 from mergepipe.graph.reductions import key_recipe, open_table, start_reduction
 from mergepipe.operators.contract import Statistic, StatisticValues
+from mergepipe.values import dataclass
 
 
 @dataclass(slots=True)

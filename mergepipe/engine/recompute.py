@@ -7,7 +7,7 @@ byte that is read is compared with its digest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mergepipe.cache.reserve import reserve
@@ -27,6 +27,7 @@ from mergepipe.errors import SourceChangedError
 from mergepipe.graph.blocks import BlockPlan, plan_block
 from mergepipe.plan.sampling import sampled_sources
 from mergepipe.plan.values import OutputPlan, TensorPlan
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

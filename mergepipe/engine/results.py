@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mergepipe.engine.meter import Meter
 from mergepipe.plan.layout import Shard
 from mergepipe.plan.values import OutputPlan
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

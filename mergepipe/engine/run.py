@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,6 +56,7 @@ from mergepipe.graph.inputs import slot_blocks
 from mergepipe.plan.sampling import whole_sources
 from mergepipe.plan.values import OutputPlan
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.deviation import Comparison

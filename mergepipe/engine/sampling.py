@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ from mergepipe.plan.budget import BudgetTensor
 from mergepipe.plan.sampling import sampled_sources
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 Array = np.ndarray[Any, Any]
 

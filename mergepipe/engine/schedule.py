@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mergepipe.engine.ahead import ReadAhead
 from mergepipe.engine.crew import Crew
@@ -18,6 +18,7 @@ from mergepipe.engine.job import run_job
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.work import Job, JobDone
+from mergepipe.values import dataclass
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.cache.progressive import CodeStore
@@ -19,6 +18,7 @@ from mergepipe.graph.prices import level_prices
 from mergepipe.graph.survey import Survey, budget_tensor, is_surveyed, start_survey
 from mergepipe.plan.budget import BudgetTensor
 from mergepipe.plan.values import OutputPlan, TensorPlan
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.records import StagedTensor
@@ -15,6 +15,7 @@ from mergepipe.engine.staging import StagedShard
 from mergepipe.graph.blocks import Holding, TensorRecipe
 from mergepipe.operators.contract import Reduction, Statistic
 from mergepipe.plan.values import InputRef, OutputPlan
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.adapters import AdapterInput

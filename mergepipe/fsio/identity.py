@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+
+from mergepipe.values import dataclass
 
 # The kernel stamps files with the time of its last tick: 10 ms at the slowest tick rate, with room to spare.
 FINE_GRANULARITY_NS = 20_000_000

@@ -7,7 +7,6 @@ each is read, and how many of its elements are merged; only its key takes the di
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mergepipe.checkpoints.geometry import BlockGrid
@@ -15,6 +14,7 @@ from mergepipe.digest import DIGEST_SIZE, digest_at
 from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
 from mergepipe.graph.prices import have_equal
 from mergepipe.plan.access import EXACT
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

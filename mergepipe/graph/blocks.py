@@ -6,7 +6,7 @@ The engine and the exported graph both get them from here, so what is shown is w
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mergepipe.cache.records import Result, StagedTensor
 from mergepipe.checkpoints.geometry import BlockGrid, Geometry
@@ -17,6 +17,7 @@ from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.facts import tensor_facts
 from mergepipe.plan.recipe import input_form
 from mergepipe.plan.values import Decision, TensorPlan
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ frozen value in ``node``, and for exporters ``state``, ``bytes`` and ``digest`` 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import networkx as nx
 
@@ -30,6 +30,7 @@ from mergepipe.graph.nodes import (
 from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mergepipe.cache.progressive import CodePrices
@@ -14,6 +13,7 @@ from mergepipe.graph.prices import block_costs, first_equal
 from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.codes import Coded, read_codes
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from mergepipe.cache.records import Result
+from mergepipe.values import dataclass
 
 NodeId = tuple[str | int, ...]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
 from mergepipe.digest import digest_at, record_digest
@@ -11,6 +10,7 @@ from mergepipe.graph.blocks import StatisticPlan, TensorRecipe, plan_statistic
 from mergepipe.graph.keys import statistic_recipe
 from mergepipe.operators.contract import Reducing, Reduction, Statistic
 from mergepipe.plan.values import TensorPlan
+from mergepipe.values import dataclass
 
 
 def start_reduction(recipe: TensorRecipe) -> tuple[Reducing, tuple[Statistic, ...]]:

@@ -13,7 +13,6 @@ estimation rule and its competitors: an empirical Bayes approach).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mergepipe.cache.sources import SourceIndex
@@ -23,6 +22,7 @@ from mergepipe.errors import CacheError
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.graph.prices import block_costs, compared_slots, whole_tensor
 from mergepipe.plan.values import InputRef
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

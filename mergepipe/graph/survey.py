@@ -7,7 +7,7 @@ out of a merge, its thresholds and coefficients are those of the full read.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mergepipe.cache.sources import SourceIndex
@@ -30,6 +30,7 @@ from mergepipe.graph.samples import estimated_tensor, known_estimates
 from mergepipe.operators.contract import Reduction, Statistic, StatisticValues
 from mergepipe.operators.norms import GramOfInputs
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

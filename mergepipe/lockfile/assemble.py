@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.checkpoint import Checkpoint
@@ -34,6 +33,7 @@ from mergepipe.plan.access import level_name
 from mergepipe.plan.parts import Part
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 from mergepipe.progressive.levels import LEVELS_VERSION
+from mergepipe.values import dataclass
 
 FULL_BUDGET = "full"
 EXACT_BOUND: Mapping[str, str | float] = {"kind": "exact", "absolute": 0.0, "relative_to_update": 0.0}

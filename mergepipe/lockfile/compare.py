@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from mergepipe.digest import format_digest
@@ -26,6 +25,7 @@ from mergepipe.lockfile.records import (
 from mergepipe.lockfile.writer import bound_texts, expert_text, key_text, levels_text, tensor_text, value_text
 from mergepipe.signatures import ParamValue
 from mergepipe.units import format_count
+from mergepipe.values import dataclass
 
 Facts = dict[str, str]
 T = TypeVar("T")

@@ -9,7 +9,7 @@ a cause wherever something differs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mergepipe.checkpoints.layers import LayerMap
 from mergepipe.digest import is_sampled_pin
@@ -17,6 +17,7 @@ from mergepipe.lockfile.diff_values import Cause, Side
 from mergepipe.lockfile.manifest_records import ManifestTensor
 from mergepipe.lockfile.records import LockedOutput, LockedSlice, LockedTensor
 from mergepipe.signatures import ParamValue
+from mergepipe.values import dataclass
 
 Changed = Mapping[str, tuple[ParamValue | None, ParamValue | None]]
 Causes = tuple[Cause, ...]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mergepipe.digest import format_digest
@@ -15,6 +15,7 @@ from mergepipe.lockfile.compare import Difference
 from mergepipe.lockfile.manifest_records import LEVEL_EXACT, LEVEL_OMITTED, ManifestTensor
 from mergepipe.lockfile.records import LockedOutput, Lockfile
 from mergepipe.signatures import ParamValue
+from mergepipe.values import dataclass
 
 Json = dict[str, Any]
 Texts = tuple[str | None, str | None]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mergepipe.lockfile.records import LockedOutput, LockedSideFile, LockedSource
 from mergepipe.signatures import Scalar
+from mergepipe.values import dataclass
 
 MANIFEST_VERSION = 1
 """The format that this package writes and reads."""

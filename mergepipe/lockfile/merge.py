@@ -8,11 +8,11 @@ there is no merged lock: only a build can tell what is right.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from mergepipe.digest import is_sampled_pin
 from mergepipe.lockfile.records import LockedOutput, LockedSource, Lockfile
+from mergepipe.values import dataclass
 
 _OWN_FILES = ("config.json", "model.safetensors.index.json")
 T = TypeVar("T")

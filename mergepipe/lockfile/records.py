@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 
 from mergepipe.signatures import ParamValue
+from mergepipe.values import dataclass
 
 VERSION = 1
 """The format that this module writes and reads. A reader refuses another one."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.suggest import code, did_you_mean, quoted, short_listing
 from mergepipe.mergefile.table import Table
+from mergepipe.values import dataclass
 
 _NAME = re.compile(r"\w[\w.-]*")
 

@@ -12,12 +12,12 @@ import fnmatch
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.problems import key_path
 from mergepipe.mergefile.schema import Output, Params, Rule
 from mergepipe.signatures import OperatorSignature, ParamValue, Scalar, Scope
+from mergepipe.values import dataclass
 
 _Slot = tuple[str, int | None]
 """A parameter, and the position of the expert that it belongs to (None: the output)."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from mergepipe.signatures import ParamValue
+from mergepipe.values import dataclass
 
 Params = Mapping[str, ParamValue]
 DEFAULT_SHARD_SIZE = 5 * 10**9

@@ -6,7 +6,6 @@ Whether the models have these layers is seen when an output is planned; a range 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.mergefile.experts import check_count, read_experts
@@ -19,6 +18,7 @@ from mergepipe.mergefile.schema import ExpertRef, Slice
 from mergepipe.mergefile.suggest import code
 from mergepipe.mergefile.table import Table
 from mergepipe.signatures import BasePolicy, OperatorSignature
+from mergepipe.values import dataclass
 
 SLICE_KEYS = ("source", "experts", "layers", "operator", "base", "base_layers", "params", "rules")
 ReadOperator = Callable[[Table], tuple[str, OperatorSignature | None]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from mergepipe.operators.vectors import (
     gram_of_rows,
     scale_periods,
 )
+from mergepipe.values import dataclass
 
 # Norms are taken as at least this. Source: mergekit's NuSLERP, which divides vectors by it.
 LEAST_NORM = 1e-7

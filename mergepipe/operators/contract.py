@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mergepipe.digest import record_digest
 from mergepipe.operators.influence import Influence
 from mergepipe.operators.inputs import Array, BlockInputs
 from mergepipe.signatures import OperatorReference, OperatorSignature, Scalar
+from mergepipe.values import dataclass
 
 __all__ = ["Array", "BlockInputs"]  # defined elsewhere, and part of the contract
 

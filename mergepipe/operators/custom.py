@@ -16,7 +16,7 @@ import copy
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from mergepipe.errors import MergefileError, OperatorError
@@ -38,6 +38,7 @@ from mergepipe.signatures import (
     Scalar,
     Scope,
 )
+from mergepipe.values import dataclass
 
 _SETTINGS = "__mergepipe_settings__"
 _PROBE_ELEMENTS = 3

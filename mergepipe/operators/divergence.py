@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mergepipe.operators.contract import Array, BlockInputs, Statistic
 from mergepipe.operators.magnitudes import Magnitudes
+from mergepipe.values import dataclass
 
 EPSILON = 1e-8
 """Added to each probability."""

@@ -9,11 +9,11 @@ sums are taken by chunks of a block and folded in block order. Squares of float6
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mergepipe.operators.contract import Array, BlockInputs, Statistic, StatisticValues
 from mergepipe.operators.numerics import weighted_sum
+from mergepipe.values import dataclass
 
 NO_ANGLE = (
     "Where inner products are not finite (infinite or NaN values that `non_finite` allows, or float64 values beyond "

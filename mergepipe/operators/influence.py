@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from mergepipe.values import dataclass
 
 ROOT_OF_2 = math.nextafter(math.sqrt(2.0), 2.0)
 """Not below the square root of 2."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from mergepipe.values import dataclass
 
 Array = Any
 """An array of the namespace in use: `numpy.ndarray` on the CPU, `torch.Tensor` on a device."""

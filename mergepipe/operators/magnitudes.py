@@ -20,7 +20,7 @@ For a statistic of other non-negative numbers (a variance, an importance), deriv
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ import numpy as np
 from mergepipe.operators.contract import Array, BlockInputs, Statistic, StatisticValues
 from mergepipe.operators.ranks import Edge, JoinedTables, Selection, next_digit
 from mergepipe.operators.tables import DIGIT, DIGITS, Counter, Table, number_of
+from mergepipe.values import dataclass
 
 # Tables that are kept decoded while a tensor's are gone through several times: about 12 bytes an entry.
 _KEPT_ENTRIES = 1 << 19

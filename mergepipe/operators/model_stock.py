@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from mergepipe.digest import record_digest
@@ -22,6 +21,7 @@ from mergepipe.operators.gram import NO_ANGLE, copied, gram_of_experts
 from mergepipe.operators.influence import Influence, additive
 from mergepipe.operators.numerics import rounded
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
+from mergepipe.values import dataclass
 
 # Products of norms are taken as at least this, and denominators below it as zero. Source: mergekit 0.1.5.
 LEAST_PRODUCT = 1e-6

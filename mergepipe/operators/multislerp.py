@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from mergepipe.digest import record_digest
@@ -24,6 +23,7 @@ from mergepipe.operators.gram import NO_ANGLE, combination, copied, gram_of_expe
 from mergepipe.operators.influence import Influence, additive
 from mergepipe.operators.numerics import CANCELLATION, normaliser, rounded
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

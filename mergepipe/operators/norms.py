@@ -6,10 +6,10 @@ One statistic gives the norms of all deltas, the norm of the base, and the norm 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mergepipe.operators.contract import Array, BlockInputs, Statistic
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

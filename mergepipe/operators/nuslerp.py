@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from mergepipe.digest import record_digest
@@ -24,6 +23,7 @@ from mergepipe.operators.gram import NO_ANGLE, combination, copied, gram_of_expe
 from mergepipe.operators.influence import Influence, additive
 from mergepipe.operators.numerics import rounded
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
+from mergepipe.values import dataclass
 
 # The weights count as cancelling below this, as in mergekit: t is then one half.
 NO_WEIGHT = 1e-6

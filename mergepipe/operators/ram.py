@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mergepipe.digest import record_digest
@@ -26,6 +25,7 @@ from mergepipe.operators.contract import (
 from mergepipe.operators.influence import Influence, additive
 from mergepipe.operators.numerics import rounded
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
+from mergepipe.values import dataclass
 
 _SOURCE = "Reinforced Agent Merging, arXiv:2601.13572"
 _EPSILON_DOC = "The magnitude of a delta above which an element counts as changed."

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from mergepipe.operators.contract import Array
 from mergepipe.operators.tables import DIGIT, DIGITS, Table, number_of
+from mergepipe.values import dataclass
 
 # Complete tables of 32-bit patterns are joined up to so many entries, of 8 bytes each, and gone through in pieces.
 _JOINED_ENTRIES = 1 << 20

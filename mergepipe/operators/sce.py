@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mergepipe.digest import record_digest
@@ -22,6 +21,7 @@ from mergepipe.operators.contract import (
 from mergepipe.operators.influence import ROOT_OF_2, Influence, additive
 from mergepipe.operators.numerics import ordered_sum, rounded
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.operators.spread import Selected

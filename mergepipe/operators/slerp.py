@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from mergepipe.digest import record_digest
@@ -23,6 +22,7 @@ from mergepipe.operators.influence import Influence, additive, excess
 from mergepipe.operators.numerics import rounded
 from mergepipe.operators.partners import only_expert
 from mergepipe.signatures import BasePolicy, OperatorReference, OperatorSignature, ParamKind, ParamSpec
+from mergepipe.values import dataclass
 
 # |cos| above this means linear interpolation. Source: mergekit's default, as in Shoemake's implementations.
 COLINEAR = 0.9995

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from mergepipe.digest import record_digest
@@ -28,6 +27,7 @@ from mergepipe.operators.contract import (
 from mergepipe.operators.influence import ROOT_OF_2, Influence, additive
 from mergepipe.operators.numerics import normaliser, rounded
 from mergepipe.operators.sparsifiers import AtRandom, ByMagnitude, ByRank, Sparsifier
+from mergepipe.values import dataclass
 
 # Where a sign is elected, every expert's term needs a scratch array at the same time.
 MOST_ELECTING = 90

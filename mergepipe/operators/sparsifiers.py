@@ -6,10 +6,9 @@ everything, and nothing is made up for then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mergepipe.errors import OperatorError
 from mergepipe.operators.contract import TensorFacts
+from mergepipe.values import dataclass
 
 # A 1-D tensor in several blocks is ranked in memory, with 4 bytes an element; norms and biases are far smaller.
 LONGEST_SPLIT_ROW = 1 << 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from mergepipe.operators.ranking import ascending
 from mergepipe.operators.ranks import Edge, JoinedTables, Selection
 from mergepipe.operators.sparsifiers import AtRandom, ByMagnitude, ByRank, Sparsifier
 from mergepipe.operators.sums import MagnitudeSum, encode_sum, finite_sum, total_of, units
+from mergepipe.values import dataclass
 
 SPARE = 0  # a scratch array that nothing else here holds on to
 # mergekit leaves a delta alone whose magnitudes sum to less, before or after.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from mergepipe.operators.contract import Array, BlockInputs, Statistic
 from mergepipe.operators.magnitudes import Magnitudes, above, patterns
 from mergepipe.operators.ranks import Edge
+from mergepipe.values import dataclass
 
 ALL = -1
 """In place of a count of equal elements that are taken: none is left out."""

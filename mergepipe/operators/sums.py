@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mergepipe.operators.contract import Array, BlockInputs, Statistic
 from mergepipe.operators.magnitudes import patterns
+from mergepipe.values import dataclass
 
 # Sums are held as integers in units of the smallest float64, 2^-1074.
 UNIT = 1074

@@ -6,11 +6,10 @@ A level is a byte: `OMITTED`, `EXACT`, and between them how many stages of a pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mergepipe.digest import record_digest
 from mergepipe.progressive.levels import CODE_VERSION, EXACT, LEVEL_BITS, OMITTED
 from mergepipe.units import format_count
+from mergepipe.values import dataclass
 
 __all__ = ["EXACT", "OMITTED", "TensorAccess", "is_approximate", "is_coded", "level_name", "level_words"]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from mergepipe.operators.influence import Influence
+from mergepipe.values import dataclass
 
 Array = Any
 BoundKind = Literal["exact", "certified", "estimated", "none"]

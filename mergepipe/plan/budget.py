@@ -30,7 +30,6 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -51,6 +50,7 @@ from mergepipe.plan.hull import LevelPrices, Steps, hull_steps, in_order, joined
 from mergepipe.plan.places import copied_places, parts, row_of, spread_out
 from mergepipe.plan.selection import Selection, root_error, share
 from mergepipe.progressive.levels import LEVELS
+from mergepipe.values import dataclass
 
 Array = Any
 

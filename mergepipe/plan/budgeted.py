@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mergepipe.errors import PlanError
 from mergepipe.plan.access import EXACT, TensorAccess
 from mergepipe.plan.sampling import with_levels
 from mergepipe.plan.values import BudgetOutcome, Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.plan.budget import BudgetTensor, Order

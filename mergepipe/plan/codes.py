@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.plan.access import is_coded
 from mergepipe.plan.facts import tensor_facts
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
 from mergepipe.progressive.levels import MIN_ELEMENTS
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,12 @@ set of quantizers").
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mergepipe.plan.access import EXACT
+from mergepipe.values import dataclass
 
 Array = Any
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mergepipe.digest import content_digest, record_digest
 from mergepipe.dtypes import DTYPES
+from mergepipe.values import dataclass
 
 _METADATA = {"format": "pt"}  # what transformers asks of a file before it loads it
 _ALIGNMENT = 8

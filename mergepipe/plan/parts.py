@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
 from mergepipe.checkpoints.heads import is_head, is_vocabulary
@@ -18,6 +18,7 @@ from mergepipe.mergefile.problems import key_path
 from mergepipe.mergefile.resolve import ResolvedParams, Resolver
 from mergepipe.mergefile.schema import Output
 from mergepipe.operators.contract import Operator
+from mergepipe.values import dataclass
 
 Operators = Callable[[str], Operator]
 """Returns the operator of a name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.bounds import ErrorBound, margin
 from mergepipe.plan.places import full_row, parts, spread_out
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.plan.budget import BudgetTensor, Order

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.checkpoints.layers import is_tower
 from mergepipe.plan.values import LayerOrigin
+from mergepipe.values import dataclass
 
 Config = Mapping[str, Any]
 

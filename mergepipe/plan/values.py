@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
@@ -15,6 +14,7 @@ from mergepipe.operators.contract import Operator, Prepared, TensorParams
 from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.layout import ShardLayout
 from mergepipe.plan.parts import Part
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.plan.bounds import ErrorBound

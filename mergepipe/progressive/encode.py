@@ -10,7 +10,6 @@ import itertools
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from mergepipe.progressive.levels import LEVEL_BITS, LEVELS, STAGE_BITS
 from mergepipe.progressive.quantise import KEYS, fit_cells, keys_of
 from mergepipe.progressive.units import HIGHEST_CODE, HIGHEST_SCALE, LOWEST_SCALE, Units, decoded_points, scale_of
+from mergepipe.values import dataclass
 
 Array = npt.NDArray[Any]
 

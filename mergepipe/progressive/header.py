@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from mergepipe.digest import DIGEST_SIZE, content_digest
 from mergepipe.errors import PackError
 from mergepipe.progressive.levels import CODE_VERSION, LEVELS
+from mergepipe.values import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mergepipe.progressive.levels import LEVEL_BITS, STAGE_BITS
+from mergepipe.values import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,6 @@ import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from mergepipe.progressive.encode import EncodedBlock
 from mergepipe.progressive.header import PackGrid, PackHeader, header_bytes
 from mergepipe.progressive.levels import BLOCK_ELEMENTS, LEVELS, SUFFIX, pack_key
 from mergepipe.progressive.units import Units
+from mergepipe.values import dataclass
 
 Array = npt.NDArray[Any]
 

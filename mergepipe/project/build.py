@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
@@ -38,6 +38,7 @@ from mergepipe.project.reports import OutputReport, OutputStatus, bound_of, budg
 from mergepipe.project.stages import Plans, record_place, tokenizer_of
 from mergepipe.publish.directory import recheck, touched_files
 from mergepipe.publish.sidefiles import SideFile
+from mergepipe.values import dataclass
 
 UNREAD = "blocks that its budget buys were not read before"
 """The reason why an output is not up to date whose sources are known by samples, and single blocks of them are not."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.maintenance import Pruning
 from mergepipe.project.caches_used import References
 from mergepipe.project.reports import Json, PruneReport
+from mergepipe.values import dataclass
 
 
 def prune_report(

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
@@ -21,6 +20,7 @@ from mergepipe.fsio.durable import replace_file
 from mergepipe.fsio.reading import read_regular
 from mergepipe.lockfile.reader import read_lock
 from mergepipe.project.facts import known_output
+from mergepipe.values import dataclass
 
 LOCK_NAME = "Mergefile.lock"
 _NOTE = re.compile(r"[0-9a-f]{32}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mergepipe.checkpoints.place import Place
 from mergepipe.digest import format_digest, record_digest
@@ -17,6 +17,7 @@ from mergepipe.publish.card import model_card
 from mergepipe.publish.carried import CardSource, Carried, carry
 from mergepipe.publish.sidefiles import CONFIG
 from mergepipe.publish.sourcecard import SourceCard, read_source_card
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from mergepipe.plan.values import OutputPlan, TensorPlan
 from mergepipe.project.reports import Json
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.contributions import TensorContributions

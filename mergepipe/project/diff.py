@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from mergepipe.lockfile.diff_values import LockDiff
 from mergepipe.operators.registry import signatures
 from mergepipe.project.diff_sides import Sides
 from mergepipe.reporting import Reporter, SilentReporter
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.project.diff_weights import TensorNumbers

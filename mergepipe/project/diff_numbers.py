@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.digest import tensor_digest
 from mergepipe.dtypes import DTYPES
 from mergepipe.errors import MergepipeError
+from mergepipe.values import dataclass
 
 Json = dict[str, Any]
 CHUNK_ELEMENTS = 2**18

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -26,6 +26,7 @@ from mergepipe.lockfile.manifest import MANIFEST_NAME, parse_manifest
 from mergepipe.lockfile.records import LockedOutput
 from mergepipe.project.diff_numbers import NOT_THERE, Distance, TensorStream, WeightsError, distance
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 Json = dict[str, Any]
 CACHE_DIRECTORY = ".mergecache"

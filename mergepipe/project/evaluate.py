@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from mergepipe.lockfile.reader import read_lock
 from mergepipe.mergefile.schema import Budget, Output
 from mergepipe.project.session import Project
 from mergepipe.project.sweep_budgets import budget_label
+from mergepipe.values import dataclass
 
 _PREFIX = ".mergepipe-sweep-"
 _MODELS = "-models"  # behind the name of the cache; beside it, for an output must not lie in a cache

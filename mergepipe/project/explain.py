@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from mergepipe.errors import MergefileError
@@ -20,6 +20,7 @@ from mergepipe.project.contributions import Contribution, ExpertShare
 from mergepipe.project.explain_values import BuildState, ErrorShare, InputReads, ModuleContribution, OutputSummary
 from mergepipe.project.reports import Json
 from mergepipe.signatures import Scalar
+from mergepipe.values import dataclass
 
 _CLOSE = 3
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mergepipe.project.contributions import Contribution
 from mergepipe.project.key_parts import Change
 from mergepipe.project.reports import Bound, Json
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,6 +22,7 @@ from mergepipe.project.cards import CardFacts
 from mergepipe.project.key_parts import BuildParts
 from mergepipe.publish.directory import PublishedFile, PublishedFiles
 from mergepipe.publish.sidefiles import SideFile
+from mergepipe.values import dataclass
 
 # Bumped when what is written beside the weights changes form, so that older outputs are published again.
 RECORD_VERSION = 3

@@ -7,7 +7,7 @@ that it took was spent on.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
@@ -25,6 +25,7 @@ from mergepipe.project.levels import recorded_content
 from mergepipe.project.reads import GroupReads, Moves, count_clean
 from mergepipe.project.reads_codes import PackRoom
 from mergepipe.project.stages import Plans
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.staging import StagedShard

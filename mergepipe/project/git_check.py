@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.errors import LockDiffersError
@@ -13,6 +12,7 @@ from mergepipe.lockfile.merge import inconsistencies
 from mergepipe.lockfile.reader import read_lock
 from mergepipe.mergefile.parse import load_mergefile
 from mergepipe.operators.registry import operators, signatures
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from mergepipe.errors import fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import replace_file
 from mergepipe.project.git import Repository
+from mergepipe.values import dataclass
 
 Json = dict[str, Any]
 DRIVER = "mergepipe"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -21,6 +20,7 @@ from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.values import Decision, OutputPlan, TensorPlan
 from mergepipe.signatures import Scalar
 from mergepipe.units import format_count
+from mergepipe.values import dataclass
 
 _SHOWN_MOVES = 3  # changes of levels that are told apart
 _WHOLE, _SAMPLED = "read whole", "known by samples"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,6 +28,7 @@ from mergepipe.plan.values import OutputPlan
 from mergepipe.project.build import Prepared, block_digests, prepare_again, prepare_resolved
 from mergepipe.project.stages import Plans
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.survey import SurveyedOutput

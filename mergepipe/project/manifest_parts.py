@@ -6,7 +6,7 @@ With it one manifest and the sources are enough to make the output again, howeve
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.lockfile.assemble import declared_output, location
@@ -16,6 +16,7 @@ from mergepipe.lockfile.records import UNKNOWN_DIGEST, LockedOutput
 from mergepipe.mergefile.schema import Mergefile
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.stages import Plans, tokenizer_of
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from mergepipe.project.gather import select_outputs
 from mergepipe.project.levels import introduce
 from mergepipe.project.session import Project
 from mergepipe.project.stages import Plans
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.contributions import TensorContributions

@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
@@ -32,6 +31,7 @@ from mergepipe.publish.standalone import StandaloneDirectory, check_target
 from mergepipe.publish.standalone_card import CardLevel, standalone_card
 from mergepipe.reporting import Reporter
 from mergepipe.units import format_bytes
+from mergepipe.values import dataclass
 
 CARD = "README.md"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mergepipe.graph.histogram import Histogram
 from mergepipe.plan.access import level_name
 from mergepipe.project.reports import Bound, Json
+from mergepipe.values import dataclass
 
 
 def levels_json(levels: Histogram | None) -> Json | None:

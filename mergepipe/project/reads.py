@@ -8,7 +8,7 @@ read is counted, and the figures are marked as upper limits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
@@ -22,6 +22,7 @@ from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.operators.contract import Reduction
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
 from mergepipe.project.reads_codes import CodeSizes, coded_ref, recoded_blocks
+from mergepipe.values import dataclass
 
 _NONE: frozenset[int] = frozenset()
 _WHOLE = frozenset((0,))

@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,7 @@ from mergepipe.project.session import processors
 from mergepipe.publish.card import CARD
 from mergepipe.publish.directory import Contents, Publication, check_collisions, check_target, recover_output
 from mergepipe.reporting import Reporter, SilentReporter
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.run import Engine

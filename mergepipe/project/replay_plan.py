@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from mergepipe.project.gather import make_plans, open_settled, placed_source
 from mergepipe.project.replay_compare import plan_errors
 from mergepipe.project.replay_source import declared_mergefile, locations_of, needed_sources, records_of
 from mergepipe.project.stages import Plans
+from mergepipe.values import dataclass
 
 _BOUNDS = ("exact", "certified", "estimated", "none")
 

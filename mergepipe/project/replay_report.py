@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from mergepipe.digest import DIGEST_SIZE, format_digest
 from mergepipe.engine.meter import Meter
 from mergepipe.lockfile.manifest_records import OUTPUT_KEY
 from mergepipe.project.replay_plan import Remade
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mergepipe._version import __version__
@@ -33,6 +32,7 @@ from mergepipe.project.report_page import (
 )
 from mergepipe.project.reports import Bound
 from mergepipe.project.sweep_map import modules_of
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.contributions import TensorContributions

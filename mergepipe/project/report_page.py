@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from mergepipe.project.contributions import Contribution
 from mergepipe.project.explain import ParameterGroup
 from mergepipe.project.explain_values import LastBuildFacts, ModuleContribution
 from mergepipe.project.reports import Bound, Json
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mergepipe.lockfile.assemble import finite
 from mergepipe.plan.values import OutputPlan
+from mergepipe.values import dataclass
 
 Json = dict[str, Any]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
@@ -21,6 +20,7 @@ from mergepipe.project.forecast import Forecast, forecast, is_settled
 from mergepipe.project.reads_codes import PackRoom
 from mergepipe.project.stages import Plans, record_place
 from mergepipe.units import format_bytes
+from mergepipe.values import dataclass
 
 CACHE = "cache"
 

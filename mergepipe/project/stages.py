@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
@@ -18,6 +17,7 @@ from mergepipe.mergefile.schema import Mergefile, Output
 from mergepipe.plan.stages import planned_checkpoint
 from mergepipe.plan.values import OutputPlan
 from mergepipe.publish.sidefiles import SideFile, adapt_config, has_tokenizer, side_files
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.packs import PackStore
@@ -24,6 +24,7 @@ from mergepipe.project.sweep_budgets import as_budgets, budget_label
 from mergepipe.project.sweep_map import reading_map
 from mergepipe.project.sweep_points import BLOCKS, LEVELS, Update, sweep_point
 from mergepipe.project.sweep_report import OwnBudget, SweepReport
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.deviation import Comparison

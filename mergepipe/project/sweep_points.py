@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mergepipe.mergefile.schema import Budget
 from mergepipe.plan.budgeted import Reading
 from mergepipe.project.sweep_budgets import budget_label
 from mergepipe.project.sweep_report import Distance, LostTensor, MeasuredDeviation, SweepPoint, SweptBound
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.deviation import Comparison, Deviation

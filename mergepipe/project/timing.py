@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
@@ -23,6 +22,7 @@ from mergepipe.plan.values import OutputPlan
 from mergepipe.project.build import Prepared
 from mergepipe.project.forecast import Forecast, forecast_run
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.run import Engine

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
@@ -33,6 +33,7 @@ from mergepipe.project.verify_shards import CheckedShard, check_shards
 from mergepipe.project.verify_sources import check_sources
 from mergepipe.publish.directory import SIGNATURE
 from mergepipe.reporting import Reporter, SilentReporter
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

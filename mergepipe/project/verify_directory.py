@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from blake3 import blake3
@@ -22,6 +22,7 @@ from mergepipe.project.verify_report import Problem
 from mergepipe.project.verify_shards import ExpectedTensor, ShardToCheck, unreadable
 from mergepipe.publish.card import CARD
 from mergepipe.publish.directory import INDEX, SIGNATURE, is_weight_name
+from mergepipe.values import dataclass
 
 COPY_AGAIN = "copy it again from where it came from"
 _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.checkpoints.strictjson import Flaw, JsonError, decode
+from mergepipe.values import dataclass
 
 LENGTH_BYTES = 8
 _METADATA = "__metadata__"

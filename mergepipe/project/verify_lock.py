@@ -7,7 +7,7 @@ line by line with the file: so a byte that was flipped anywhere is found, in a c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mergepipe.digest import source_digest
@@ -20,6 +20,7 @@ from mergepipe.lockfile.writer import key_text, render_lock
 from mergepipe.mergefile.schema import Mergefile
 from mergepipe.project.verify_report import Problem
 from mergepipe.units import format_count
+from mergepipe.values import dataclass
 
 RESTORE = "restore it from version control, or delete it and run `mergepipe build` to write it anew"
 _AGAIN = "`mergepipe build` brings the lock up to date; or restore it from version control"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ from mergepipe.project.stages import record_place
 from mergepipe.project.verify_directory import DirectoryCheck, expected_tensors
 from mergepipe.project.verify_report import PackCounts, Problem
 from mergepipe.project.verify_shards import CheckedShard, ExpectedTensor, ShardToCheck, unreadable
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ from mergepipe.project.replay_plan import Places, Remade, remake
 from mergepipe.project.verify_report import Problem, SampleReport
 from mergepipe.project.verify_shards import block_facts, block_words
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.recompute import MadeBlock, RecomputingEngine

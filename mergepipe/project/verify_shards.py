@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from mergepipe.project.verify_header import header_differences
 from mergepipe.project.verify_report import Problem
 from mergepipe.reporting import Reporter
 from mergepipe.units import format_count
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.kernel import Scratch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
@@ -30,6 +29,7 @@ from mergepipe.project.verify_report import Problem, VerifiedSource
 from mergepipe.project.verify_shards import block_facts, block_words
 from mergepipe.project.verify_standalone import standalone_problems, stored_bytes
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.kernel import Scratch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.given import GivenCodes
@@ -18,6 +17,7 @@ from mergepipe.fsio.reading import pread_into
 from mergepipe.progressive.pack import check_pack
 from mergepipe.publish.sourcecard import SOURCE_CARD
 from mergepipe.reporting import Reporter
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from mergepipe.engine.kernel import Scratch

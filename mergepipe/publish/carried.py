@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mergepipe.digest import record_digest
 from mergepipe.mergefile.schema import Source
 from mergepipe.publish.sourcecard import SourceCard, is_hub_id, is_hub_name
+from mergepipe.values import dataclass
 
 # A hub's cache keeps a repository in a folder of this name, wherever the cache is.
 _CACHED = re.compile(r"(?:^|/)models--(?P<owner>[^/]+?)--(?P<name>[^/]+)(?:/|$)")

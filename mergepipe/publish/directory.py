@@ -11,7 +11,7 @@ import fnmatch
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,7 @@ from mergepipe.fsio.reading import read_regular
 from mergepipe.fsio.swap import has_leftovers, recover_swap, staging_path, swap_in
 from mergepipe.publish.card import CARD, has_foreign_card, own_files
 from mergepipe.publish.userfiles import keep_user_files, rescue_user_files
+from mergepipe.values import dataclass
 
 MANIFEST = "mergepipe.json"
 INDEX = "model.safetensors.index.json"

@@ -7,7 +7,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from mergepipe.dtypes import DTYPES, is_mergeable
 from mergepipe.errors import MergepipeError, SourceError, raise_collected, redacted
 from mergepipe.plan.stacking import restacked
 from mergepipe.plan.values import OutputPlan
+from mergepipe.values import dataclass
 
 CONFIG = "config.json"
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.checkpoints.place import Place, opened
 from mergepipe.errors import SourceError
+from mergepipe.values import dataclass
 
 SOURCE_CARD = "README.md"
 _FRONT_LIMIT = 1 << 20

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from mergepipe._version import __version__
 from mergepipe.publish.escaping import fenced, yaml_scalar
 from mergepipe.publish.sourcecard import SourceCard
 from mergepipe.units import format_bytes
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

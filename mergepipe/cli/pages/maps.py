@@ -14,11 +14,11 @@ import re
 import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mergepipe.cli.errors import UsageError
 from mergepipe.progressive.levels import LEVELS
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.cli.pages.filling import text
 from mergepipe.cli.pages.maps import percent
+from mergepipe.values import dataclass
 
 _BREAKS = re.compile(r"[._](?=.)")
 _SAMPLED = "sample:"  # of a source that is known by samples

@@ -7,7 +7,6 @@ counterpart in a Mergefile.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.dtypes import WRITE_DTYPES
@@ -19,6 +18,7 @@ from mergepipe.mergefile.mergekit.tokenizer import Tokenizer, read_tokenizer
 from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.suggest import code, did_you_mean, respelled
 from mergepipe.signatures import OperatorSignature
+from mergepipe.values import dataclass
 
 _TOP = ("merge_method", "models", "slices", "base_model", "parameters", "dtype", "out_dtype", "name")
 _TOKENIZER = ("tokenizer_source", "tokenizer")

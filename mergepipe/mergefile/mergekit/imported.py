@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mergepipe.errors import CollectedErrors, InternalError, MergefileError, MergepipeError
@@ -21,6 +21,7 @@ from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.schema import Mergefile
 from mergepipe.mergefile.suggest import code, listing
 from mergepipe.signatures import OperatorSignature
+from mergepipe.values import dataclass
 
 _MASKS = (
     "random masks are drawn in another way than in mergekit: as many elements are dropped, and not the same; `seed` in "

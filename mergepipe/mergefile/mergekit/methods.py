@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mergepipe.signatures import Scalar
+from mergepipe.values import dataclass
 
 
 class BaseRole(enum.Enum):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.names import clean_name
 from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.suggest import code
+from mergepipe.values import dataclass
 
 _SNAPSHOT = re.compile(r".*?models--(?:[^/]*--)?(?P<name>[^/]+)/snapshots/[^/]+/*")
 _EXPECTED = "a model: a path or `org/name`, with `@revision` and `+adapter` where needed"

@@ -6,14 +6,13 @@ differences take the base out again; for the others it is a model like any other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mergepipe.mergefile.mergekit.document import Input, Part, Recipe
 from mergepipe.mergefile.mergekit.methods import BaseRole, Method
 from mergepipe.mergefile.mergekit.references import Reference
 from mergepipe.mergefile.mergekit.settings import Notes
 from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.suggest import code
+from mergepipe.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.mergekit.document import Input, Part, Recipe
@@ -24,6 +24,7 @@ from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.schema import Rule
 from mergepipe.mergefile.suggest import code
 from mergepipe.signatures import OperatorSignature, ParamValue
+from mergepipe.values import dataclass
 
 # Where the number of a layer may stand in a filter: digits between dots, or at an end of the text.
 _LAYER_NUMBER = re.compile(r"(?:^|\.)\d+(?:\.|$)")

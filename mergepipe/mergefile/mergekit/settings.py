@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mergepipe.mergefile.locate import KeyPath
@@ -12,6 +12,7 @@ from mergepipe.mergefile.params import read_value
 from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.suggest import code, did_you_mean, listing
 from mergepipe.signatures import OperatorSignature, ParamKind, ParamSpec, ParamValue
+from mergepipe.values import dataclass
 
 _SCALARS = (bool, int, float, str)
 _FORMS = "a value, a list of numbers over the layers, or a list of `{filter: ..., value: ...}`"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.mergekit.document import Recipe
@@ -14,6 +13,7 @@ from mergepipe.mergefile.names import clean_name
 from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.schema import Source
 from mergepipe.mergefile.suggest import code
+from mergepipe.values import dataclass
 
 _HUB = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.mergefile.locate import KeyPath
@@ -11,6 +10,7 @@ from mergepipe.mergefile.mergekit.references import Reference, read_reference
 from mergepipe.mergefile.mergekit.settings import Notes
 from mergepipe.mergefile.problems import Problems
 from mergepipe.mergefile.suggest import did_you_mean
+from mergepipe.values import dataclass
 
 _UNION = (
     "a union of the models' vocabularies has no counterpart: mergepipe merges the rows of embeddings and heads as they "

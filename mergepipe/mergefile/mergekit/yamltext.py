@@ -8,13 +8,13 @@ a key that is given twice is an error. Aliases are followed, up to a limit of no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mergepipe.errors import MergefileError
 from mergepipe.mergefile.locate import KeyPath
 from mergepipe.mergefile.suggest import code
 from mergepipe.units import format_bytes
+from mergepipe.values import dataclass
 
 if TYPE_CHECKING:
     import yaml
