@@ -37,6 +37,8 @@ def read_index(place: Place, name: str) -> Mapping[str, str]:
         what = f"is not a valid index: {instead[0] if instead else error.what}"
         raise _error(place, name, "index-json", what, hint=instead[1] if instead else None) from None
     weight_map = _weight_map(place, name, root)
+    if _is_plain(weight_map):
+        return weight_map
     # One error for each wrong file name, however many tensors have it.
     errors: dict[str, MergepipeError] = {}
     for tensor, file in weight_map.items():
@@ -64,6 +66,13 @@ def _weight_map(place: Place, name: str, root: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not value:
         raise _error(place, name, "index", "is not a valid index: it has no `weight_map` of tensors to files")
     return value
+
+
+def _is_plain(weight_map: Mapping[str, object]) -> bool:
+    """Return whether nothing is wrong with any entry, where few files are named many times and names are ASCII."""
+    if not all(map(str.isascii, weight_map)) or not all(isinstance(file, str) for file in weight_map.values()):
+        return False
+    return all(_problem("", file) is None for file in set(weight_map.values()))
 
 
 def _problem(tensor: str, file: object) -> tuple[str, str] | None:

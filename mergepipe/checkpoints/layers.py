@@ -15,6 +15,7 @@ modules) has its layer at the next one, if there is one.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,6 +26,7 @@ _TOWERS = ("vision", "visual", "image", "img", "video", "audio", "speech")
 _TWINS = {"encoder": "decoder", "decoder": "encoder"}
 
 
+@functools.lru_cache(maxsize=1 << 13)  # every checkpoint of a family has the same names
 def natural_key(name: str) -> tuple[Any, ...]:
     """Return a key that sorts ``layers.2`` before ``layers.10``; different names have different keys."""
     parts = _DIGITS.split(name)

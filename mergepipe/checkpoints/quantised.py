@@ -63,6 +63,7 @@ _SIGNS = (
     _Sign("MXFP4", "_blocks", ("_scales",)),
     _Sign("MLX", ".scales", (".weight",)),
 )
+_ENDINGS = tuple(sign.ending for sign in _SIGNS)
 
 
 def quantisation(checkpoint: Checkpoint) -> str | None:
@@ -103,4 +104,6 @@ def _scheme(tensors: _Tensors, name: str) -> str | None:
     """Return the scheme that a tensor's name gives away."""
     if ".quant_state." in name:
         return "bitsandbytes 4-bit"
+    if not name.endswith(_ENDINGS):  # nearly all names
+        return None
     return next((sign.scheme for sign in _SIGNS if sign.fits(tensors, name)), None)
