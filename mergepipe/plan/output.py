@@ -5,7 +5,7 @@ Pure: no file is opened and the cache is not asked, so two machines with the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
@@ -229,14 +229,28 @@ def _checkpoint_notes(sources: Mapping[str, Checkpoint]) -> list[str]:
 
 
 def _with_costs(plan: OutputPlan) -> OutputPlan:
-    pairs = [(tensor, slot) for tensor in plan.tensors for slot in tensor.slots if slot is not None]
-    expert = [plan.expert_cost(tensor, slot) for tensor, slot in pairs]
+    costs = [cost for tensor in plan.tensors for cost in _costs(plan, tensor)]
     return replace(
         plan,
-        expert_bytes=sum(nbytes for nbytes, _ in expert),
-        base_bytes=sum(plan.base_cost(tensor, slot) for tensor, slot in pairs),
-        expert_blocks=sum(blocks for _, blocks in expert),
+        expert_bytes=sum(nbytes for nbytes, _, _ in costs),
+        base_bytes=sum(nbytes for _, _, nbytes in costs),
+        expert_blocks=sum(blocks for _, blocks, _ in costs),
     )
+
+
+def _costs(plan: OutputPlan, tensor: TensorPlan) -> Iterator[tuple[int, int, int]]:
+    """Yield (expert bytes, expert blocks, base bytes) of each input; those that are stored alike cost the same."""
+    known: dict[object, tuple[int, int, int]] = {}
+    for slot in tensor.slots:
+        if slot is None:
+            continue
+        alike = (slot.info.dtype, slot.info.shape, tensor.is_expert(slot), slot is tensor.base)
+        cost = known.get(alike) if slot.lora is None else None
+        if cost is None:
+            cost = (*plan.expert_cost(tensor, slot), plan.base_cost(tensor, slot))
+            if slot.lora is None:
+                known[alike] = cost
+        yield cost
 
 
 def plan_digest(plan: OutputPlan) -> bytes:

@@ -143,7 +143,7 @@ class Part:
 
     def source_name(self, member: Member, wanted: Wanted) -> str:
         """Return what a tensor of the output is called in a member's own files."""
-        if wanted.layer is None or member == self.definer:
+        if self.slice is None or wanted.layer is None or member == self.definer:
             return wanted.info.name
         return self._renamed(wanted.info.name, wanted.layer - self.first_layer + member.first_layer)
 
