@@ -231,11 +231,11 @@ def _migrated(path: Path, version: int) -> bool:
 
 def seal(*columns: object) -> bytes:
     """Return a short checksum over the columns of a row (bytes, text and integers)."""
-    hasher = blake3()
+    parts: list[bytes] = []
     for column in columns:
         data = column if isinstance(column, bytes) else str(column).encode("utf-8", "surrogateescape")
-        hasher.update(b"%d:" % len(data) + data)
-    return hasher.digest()[:_SEAL_BYTES]
+        parts += (b"%d:" % len(data), data)
+    return blake3(b"".join(parts)).digest()[:_SEAL_BYTES]
 
 
 def is_sealed(row: Sequence[object]) -> bool:
