@@ -49,6 +49,7 @@ class Catalog:
         self._owner = create
         opened = open_database(layout.catalog, create=create)
         self._db, self.state, self.notice = opened.connection, opened.state, opened.notice
+        self._candidates: dict[object, tuple[Result, ...]] = {}  # until something is written
 
     def close(self) -> None:
         """Close the file."""
@@ -75,6 +76,7 @@ class Catalog:
         A commit costs two flushes of the disk, so what belongs together goes into one.
         """
         assert self._db is not None, "the catalog is open for reading only"
+        self._candidates.clear()
         if self._db.in_transaction:
             yield self._db
             return
@@ -202,13 +204,17 @@ class Catalog:
 
         The output's own come first, then those of others with the same recipe; the newest of each first.
         """
-        rows = self.sealed_rows(
-            f"SELECT {_RESULT_COLUMNS}, seal FROM results"
-            " WHERE recipe = ? AND tensor = ? AND shape = ? AND block_elements = ?"
-            " ORDER BY output = ? DESC, rowid DESC LIMIT ?",
-            (recipe, tensor, _shape_text(shape), self.block_elements, output, _CANDIDATES),
-        )
-        return tuple(_result(row) for row in rows)
+        wanted = (recipe, tensor, _shape_text(shape), self.block_elements, output, _CANDIDATES)
+        found = self._candidates.get(wanted)
+        if found is None:  # a build asks before it begins, and when it does
+            rows = self.sealed_rows(
+                f"SELECT {_RESULT_COLUMNS}, seal FROM results"
+                " WHERE recipe = ? AND tensor = ? AND shape = ? AND block_elements = ?"
+                " ORDER BY output = ? DESC, rowid DESC LIMIT ?",
+                wanted,
+            )
+            found = self._candidates[wanted] = tuple(_result(row) for row in rows)
+        return found
 
     def record_pack(self, name: str, identity: FileIdentity, results: Iterable[Result], staged: str) -> None:
         """Commit a finished pack with its results, and drop the staging rows of the shard that it was.

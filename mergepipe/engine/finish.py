@@ -227,7 +227,9 @@ class ShardFinisher:
 
     def _record_new_keys(self, results: Iterable[Result]) -> None:
         """Enter results whose inputs are new but whose values are what an earlier build made."""
-        new = [result for result in results if self._catalog.result(result.key) is None]
+        found = list(results)
+        known = self._catalog.results(result.key for result in found)
+        new = [result for result in found if result.key not in known]
         if new:
             self._catalog.record_results(new)
 
