@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.packs import PackStore
+from mergepipe.cache.records import Published
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import content_digest
 from mergepipe.engine.results import FinishedOutput
@@ -152,9 +153,8 @@ def publish(
     with links_changing(catalog), Publication(prepared.target, force=force) as publication:
         files = publication.assemble(contents)
         _say_copied(prepared.target, publication.copied, reporter)
-        _confirm_packs(prepared.name, finished, catalog, packs)
         published = encode_published(facts, files, text, ready.expert_blocks, blocks, budget, parts, last)
-        catalog.record_published(prepared.target, published)
+        _record_linked(prepared, finished, published, catalog, packs)
         crash_point("publish.recorded")
         publication.swap()
         with catalog.transaction():
@@ -205,8 +205,10 @@ def _record_blocks(ready: Ready, plans: Plans, catalog: Catalog) -> None:
         catalog.record_published(target, replace(published, record=known.record_with(ready.blocks)))
 
 
-def _confirm_packs(output: str, finished: FinishedOutput, catalog: Catalog, packs: PackStore) -> None:
-    """Check that the packs that were just linked are what they were when their shards were finished.
+def _record_linked(
+    prepared: Prepared, finished: FinishedOutput, published: Published, catalog: Catalog, packs: PackStore
+) -> None:
+    """Record what is being published, if the packs that were just linked are what they were when they were finished.
 
     Raises
     ------
@@ -215,13 +217,15 @@ def _confirm_packs(output: str, finished: FinishedOutput, catalog: Catalog, pack
     """
     with catalog.transaction():  # one commit, however many shards
         changed = [shard for shard in finished.shards if not packs.refresh(shard.pack)]
+        if not changed:
+            catalog.record_published(prepared.target, published)
     for shard in changed:
         packs.quarantine(shard.pack)
     if changed:
         raise CacheError(
-            f"`{changed[0].shard.name}` of output `{output}` was written to while it was being published",
+            f"`{changed[0].shard.name}` of output `{prepared.name}` was written to while it was being published",
             hint="run the build again when nothing writes to the output directory any more",
-            output=output,
+            output=prepared.name,
         )
 
 

@@ -109,6 +109,7 @@ class BuildClock:
         self._began = time.perf_counter()
         self._in_runs: float | None = None
         self._expected: dict[str, tuple[OutputPlan, Forecast]] = {}
+        self._learned: list[Mapping[str, float]] = []
 
     def expect(self, prepared: Mapping[str, Prepared], forecasts: Mapping[str, Forecast]) -> None:
         """Take what is foreseen of the outputs of the build; it holds for a run of the same plans."""
@@ -129,17 +130,18 @@ class BuildClock:
         seconds = time.perf_counter() - began
         self._in_runs = (self._in_runs or 0.0) + seconds
         runs = [Run(plan, expected[plan.output.name], finished[plan.output.name].meter) for plan in plans]
-        self._remember(learned(runs, clock.seconds, seconds))
+        self._learned.append(learned(runs, clock.seconds, seconds))
         return finished
 
     def finish(self) -> None:
-        """Remember what the build took beside its runs; nothing if there was none."""
-        if self._in_runs is not None:
-            self._remember({BUILD: time.perf_counter() - self._began - self._in_runs})
-
-    def _remember(self, measured: Mapping[str, float]) -> None:
-        with contextlib.suppress(MergepipeError):  # a disk that is full now loses an estimate, not a build
-            record_seconds(self._catalog, measured)
+        """Remember what the runs took, and the build beside them; nothing if there was none."""
+        if self._in_runs is None:
+            return
+        self._learned.append({BUILD: time.perf_counter() - self._began - self._in_runs})
+        # A disk that is full now loses an estimate, not a build.
+        with contextlib.suppress(MergepipeError), self._catalog.transaction():
+            for measured in self._learned:
+                record_seconds(self._catalog, measured)
 
 
 @dataclass(frozen=True, slots=True)
