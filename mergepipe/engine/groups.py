@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
+from mergepipe.checkpoints.safetensors import TensorInfo
 from mergepipe.engine.adapters import AdapterInput, Factors
 from mergepipe.engine.coding import CodeInput, CodeKey, given_opener, opener
 from mergepipe.engine.staging import StagedShard
@@ -41,6 +42,7 @@ class GroupMaker:
         self._codes = index.codes
         self._shards = shards
         self._staged = staged
+        self._places: dict[tuple[str, int], str] = {}
 
     def work(self, plan: OutputPlan, tensor: TensorPlan) -> TensorWork:
         """Return the work for one output tensor."""
@@ -144,10 +146,10 @@ class GroupMaker:
         groups = []
         for source in sources:
             for info in self._index.cold(source):
-                ref = InputRef(source=source, info=info)
-                if self._key(ref) not in read:
-                    read.add(self._key(ref))
-                    groups.append(Group(works=(), inputs={self._key(ref): self._input(ref)}))
+                key = self._stored_key(source, info)
+                if key not in read:
+                    read.add(key)
+                    groups.append(Group(works=(), inputs={key: self._input(InputRef(source=source, info=info))}))
         return groups
 
     def _key(self, ref: InputRef) -> InputKey:
@@ -155,7 +157,13 @@ class GroupMaker:
             on = None if ref.lora.on is None else self._key(ref.lora.on)
             parts = (self._key(ref.lora.a), self._key(ref.lora.b), ref.lora.scaling, ref.lora.transposed, on)
             return str(self._index.file(ref.source, ref.lora.b.info).path), f"adapter {parts}"
-        return str(self._index.file(ref.source, ref.info).path), ref.info.name
+        return self._stored_key(ref.source, ref.info)
+
+    def _stored_key(self, source: str, info: TensorInfo) -> InputKey:
+        path = self._places.get((source, info.file))
+        if path is None:
+            path = self._places[source, info.file] = str(self._index.file(source, info).path)
+        return path, info.name
 
     def _input(self, ref: InputRef, levels: bytes | None = None) -> Input:
         known = self._index.blocks(ref.source, ref.info)
