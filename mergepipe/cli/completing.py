@@ -7,7 +7,6 @@ wrong there means that no names are offered.
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,8 @@ def complete_parameters(parameters: list[click.Parameter]) -> None:
 
 def output_names(context: click.Context) -> list[str]:
     """Return the names of the outputs in the Mergefile that the command line is about, in the file's order."""
+    import tomllib  # for completion alone
+
     session = context.find_object(Session)
     folder = Path((session.options.directory if session else None) or ".")
     try:

@@ -250,6 +250,15 @@ def _overlap(first: Path, second: Path) -> bool:
     return first.is_relative_to(second) or second.is_relative_to(first)
 
 
+def _real_folders(files: Iterable[Path]) -> set[Path]:
+    """Return the folders in which these files really lie; links are followed, those of a folder once."""
+    plain, links = set(), set()
+    for file in files:
+        (links if file.is_symlink() else plain).add(file)
+    found = {Path(os.path.realpath(folder)) for folder in {file.parent for file in plain}}
+    return found | {Path(os.path.realpath(file)).parent for file in links}
+
+
 def check_overlap(
     target: Path,
     name: str,
@@ -274,7 +283,7 @@ def check_overlap(
     real = Path(os.path.realpath(target))
     for source, checkpoint in checkpoints.items():
         root_folder = Path(os.path.realpath(checkpoint.root))
-        linked = {Path(os.path.realpath(file.path)).parent for file in checkpoint.files} - {root_folder}
+        linked = _real_folders(file.path for file in checkpoint.files) - {root_folder}
         for folder in (root_folder, *sorted(linked)):
             # A source must not lie in the output, nor the output in the source; a file that the source only links to,
             # or that is the whole source, may lie anywhere above the output.
