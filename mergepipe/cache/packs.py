@@ -113,6 +113,19 @@ class PackStore:
         self._catalog.record_pack_identity(name, identity)
         return True
 
+    def intact(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return those of these packs whose identity holds."""
+        recorded = ((name, self._catalog.pack_identity(name)) for name in names)
+        return tuple(
+            name for name, known in recorded if known is not None and FileIdentity.at(self.path(name)) == known
+        )
+
+    def unlinked(self, name: str) -> None:
+        """Record the identity of a pack again that was `intact`, and to which a link was removed: it was not used."""
+        identity, recorded = FileIdentity.at(self.path(name)), self._catalog.pack_identity(name)
+        if identity is not None and recorded is not None and identity.same_content(recorded):
+            self._catalog.correct_pack_identity(name, identity)
+
     def quarantine(self, name: str) -> None:
         """Take a damaged pack out of use; it is kept aside for a look, and its results are forgotten."""
         self._catalog.drop_pack(name)

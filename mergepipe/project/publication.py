@@ -156,12 +156,20 @@ def publish(
         published = encode_published(facts, files, text, ready.expert_blocks, blocks, budget, parts, last)
         _record_linked(prepared, finished, published, catalog, packs)
         crash_point("publish.recorded")
+        retired = packs.intact(_packs_of(prepared))
         publication.swap()
         with catalog.transaction():
+            for pack in retired:
+                packs.unlinked(pack)
             for shard in finished.shards:
                 packs.refresh(shard.pack)
             settled = encode_files(settled_files(prepared.target, files))
             catalog.record_published(prepared.target, replace(published, files=settled))
+
+
+def _packs_of(prepared: Prepared) -> set[str]:
+    """Return the packs of the shards that were published before."""
+    return {file.digest.hex() for file in prepared.known.files if file.is_shard} if prepared.known else set()
 
 
 def _say_copied(target: Path, copied: Sequence[str], reporter: Reporter) -> None:

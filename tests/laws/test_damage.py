@@ -99,6 +99,21 @@ def test_an_edit_that_sets_the_mtime_back_is_found(project):
     project.check("m")
 
 
+@pytest.mark.parametrize("when", ["before the change", "after it"])
+def test_a_flipped_bit_in_a_pack_is_found_when_a_change_is_taken_back(project, when):
+    first, pack = project.outputs["m"], the_pack(project)
+    changed = first | {"experts": [{"source": "e1", "weight": 0.25}]}
+    before = pack.stat()
+    for recipe, time in ((changed, "before the change"), (first, "after it")):
+        if when == time:
+            flip(pack)
+            os.utime(pack, ns=(before.st_atime_ns, before.st_mtime_ns))
+        project.set_output("m", recipe)
+        project.build()
+        project.check("m")
+    assert quarantined(project) == [pack.name]
+
+
 def test_a_flipped_bit_in_the_header_of_a_pack_is_found(project):
     pack = the_pack(project)
     shutil.rmtree(project.folder("m"))

@@ -68,6 +68,18 @@ def merged(ranges):
     return found
 
 
+def test_a_change_that_is_taken_back_links_the_pack_that_is_there(project, monkeypatch):
+    monkeypatch.setattr("mergepipe.cache.packs.hash_shard", lambda *_: pytest.fail("the pack was hashed"))
+    for weight in (0.25, 0.5):
+        project.set_output("m", recipe(weight))
+        reads = Reads(monkeypatch)
+        report = project.build_one("m")
+        taken = [reads.data_ranges(pack) for pack in (project.cache / "packs").iterdir()]
+        project.check("m")
+    assert taken == [[], []]
+    assert (report.state, report.blocks["cached"], report.bytes_written) == ("built", BLOCKS, 0)
+
+
 def test_the_first_build_reads_every_byte_once(tmp_path, monkeypatch):
     project = SmallProject(tmp_path)
     for seed, name in enumerate(("base", "e1", "e2")):
