@@ -247,14 +247,19 @@ def _copy_in(copy: _Copy, scratch: Scratch) -> list[int]:
     data = _held_bytes(copy, origin, scratch)
     if data is None:
         return list(range(copy.start, copy.stop))
-    bad = []
-    for block in range(copy.start, copy.stop):
-        start, stop = grid.byte_range(block)
-        piece = data[start - origin : stop - origin]
-        if content_digest(piece) != copy.holding.digest(block):
-            bad.append(block)
-        elif copy.pack is not None:
-            copy.work.shard.write(copy.work.name, start, piece)
+    ranges = {block: grid.byte_range(block) for block in range(copy.start, copy.stop)}
+    bad = [
+        block
+        for block, (start, stop) in ranges.items()
+        if content_digest(data[start - origin : stop - origin]) != copy.holding.digest(block)
+    ]
+    if copy.pack is None:
+        return bad
+    if not bad:
+        copy.work.shard.write(copy.work.name, origin, data)
+    for block, (start, stop) in ranges.items() if bad else ():
+        if block not in bad:
+            copy.work.shard.write(copy.work.name, start, data[start - origin : stop - origin])
     return bad
 
 
