@@ -273,8 +273,9 @@ class Counter:
     def _halves_and_odd(self) -> tuple[Array, Array]:
         """Return what was counted by first halves, and what does not end in zeros: no pattern is both."""
         used = np.flatnonzero(self._halves != 0)
-        keys, counts = used.astype(self._type), self._halves[used]
-        keys <<= self._type(DIGIT)
+        keys: Array = used.astype(self._type)
+        counts = self._halves[used]
+        np.left_shift(keys, self._type(DIGIT), out=keys)
         if self._odd:
             odd, odd_counts = _unique(np.concatenate(self._odd))
             keys, counts = np.concatenate((keys, odd)), np.concatenate((counts, odd_counts))

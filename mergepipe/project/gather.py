@@ -252,7 +252,8 @@ def _overlap(first: Path, second: Path) -> bool:
 
 def _real_folders(files: Iterable[Path]) -> set[Path]:
     """Return the folders in which these files really lie; links are followed, those of a folder once."""
-    plain, links = set(), set()
+    plain: set[Path] = set()
+    links: set[Path] = set()
     for file in files:
         (links if file.is_symlink() else plain).add(file)
     found = {Path(os.path.realpath(folder)) for folder in {file.parent for file in plain}}

@@ -15,7 +15,8 @@ from mergepipe.engine.coding import CodeInput, OpenPack
 from mergepipe.engine.kernel import Scratch
 from mergepipe.errors import PackError
 from mergepipe.progressive.encode import encode_block
-from mergepipe.progressive.pack import PackWriter, read_header
+from mergepipe.progressive.pack import read_header
+from mergepipe.progressive.writer import PackWriter
 
 ROWS, ROW, BLOCK = 50, 40, 400
 NEEDED = {0: 2, 1: 1, 2: 3, 4: 2}  # blocks and levels
