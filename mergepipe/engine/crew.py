@@ -44,15 +44,14 @@ def crew_for(passes: Sequence[GroupPasses], workers: int, pool: WorkerPool, hold
     would find taken for ever (those of a notebook, say), and where the system's own libraries do not survive a fork.
     """
     pool.rest()
-    crew = None
-    if workers > 1 and _can_fork() and sum(one.nbytes for one in passes) >= FORK_BYTES:
-        with contextlib.suppress(OSError):  # no processes to be had: threads will do
-            crew = Crew(passes, workers, pool, hold)
+    crew = Crew(passes, pool, hold)
     try:
-        yield crew
+        wanted = workers > 1 and _can_fork() and sum(one.nbytes for one in passes) >= FORK_BYTES
+        yield crew if wanted and crew.begin(workers) else None
     finally:
-        pool.rest()
-        if crew is not None:
+        try:
+            pool.rest()
+        finally:  # an interrupt may come at any moment: who is not told to end never does
             crew.close()
 
 
@@ -70,6 +69,8 @@ class _Process:
         The jobs whose outcomes it owes, in the order in which it was asked.
     is_gone
         Whether it ended by itself, or was killed.
+    is_over
+        Whether nobody waits any more for what was not done.
     """
 
     pid: int
@@ -77,6 +78,8 @@ class _Process:
     outcomes: BinaryIO
     asked: deque[tuple[Job, Future[JobDone]]] = field(default_factory=deque)
     is_gone: bool = False
+    is_over: bool = False
+    is_reaped: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, order: bytes, job: Job, future: Future[JobDone]) -> bool:
@@ -95,12 +98,20 @@ class _Process:
         with contextlib.suppress(OSError):
             self.orders.close()
 
+    def kill(self) -> None:
+        """End it in the middle of whatever it does."""
+        if not (self.is_gone or self.is_reaped):  # else its number may be another's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
     def wait(self) -> None:
         """Wait until it has ended."""
         with contextlib.suppress(OSError):
             self.outcomes.close()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        if not self.is_reaped:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+            self.is_reaped = True
 
 
 class Crew:
@@ -110,41 +121,38 @@ class Crew:
     ----------
     passes
         Whose jobs they may be asked to do.
-    workers
-        How many processes.
     pool
         The threads that do what no process can.
     hold
         What lends the memory that groups keep between their passes; it is shared with them.
-
-    Raises
-    ------
-    OSError
-        If the system does not give processes or memory.
     """
 
-    def __init__(self, passes: Sequence[GroupPasses], workers: int, pool: WorkerPool, hold: HoldPool) -> None:
-        if any(one.hold_bytes for one in passes):
-            hold.share()
+    def __init__(self, passes: Sequence[GroupPasses], pool: WorkerPool, hold: HoldPool) -> None:
+        self._passes = passes
         self._pool = pool
         self._hold = hold
-        self._groups = [one.group for one in passes]
-        self._numbers = {id(group): number for number, group in enumerate(self._groups) if _is_fit(group)}
-        self._cold: list[list[InputKey]] = [
-            [key for key, source in group.inputs.items() if source.known is None] for group in self._groups
-        ]
+        self._groups: list[Group] = []
+        self._numbers: dict[int, int] = {}
+        self._cold: list[list[InputKey]] = []
         self._processes: list[_Process] = []
         self._receivers: list[threading.Thread] = []
+
+    def begin(self, workers: int) -> bool:
+        """Fork so many processes; return whether they could be had, with what memory and threads they take."""
+        self._groups = [one.group for one in self._passes]
+        self._numbers = {id(group): number for number, group in enumerate(self._groups) if _is_fit(group)}
+        self._cold = [[key for key, source in group.inputs.items() if source.known is None] for group in self._groups]
         try:
+            if any(one.hold_bytes for one in self._passes):
+                self._hold.share()
             for _ in range(workers):
-                self._processes.append(self._fork())
+                self._fork()
             for process in self._processes:  # when all are forked: no process is forked beside a thread
-                receiver = threading.Thread(target=self._receive, args=(process,), name="mergepipe-outcomes")
-                self._receivers.append(receiver)
-                receiver.start()
-        except BaseException:
+                self._listen_to(process)
+        except (OSError, OverflowError, RuntimeError):  # the last for a thread that cannot be started
             self.close()
-            raise
+            return False
+        return True
 
     def submit(self, job: Job) -> Future[JobDone]:
         """Have a job done: by the process that has the least to do, or by a thread."""
@@ -158,7 +166,29 @@ class Crew:
         return self._pool.submit(run_job, job)
 
     def close(self) -> None:
-        """End all processes, when they have done what they were asked for."""
+        """End all processes, when they have done what they were asked for; at once where that is interrupted.
+
+        However often it is, none is left, for the lock of the cache is given back next, and what a process wrote then
+        would go into the shard of another build.
+        """
+        interrupted: BaseException | None = None
+        is_closed = False
+        while not is_closed:
+            try:
+                self._end(at_once=interrupted is not None)
+                is_closed = True
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _end(self, *, at_once: bool) -> None:
+        for process in self._processes:
+            process.is_over = True
+            if at_once:
+                process.kill()
         for process in self._processes:
             process.end()
         for receiver in self._receivers:
@@ -166,7 +196,10 @@ class Crew:
         for process in self._processes:
             process.wait()
 
-    # --- parts ----------------------------------------------------------------------------------------------------
+    def _listen_to(self, process: _Process) -> None:
+        receiver = threading.Thread(target=self._receive, args=(process,), name="mergepipe-outcomes", daemon=True)
+        receiver.start()
+        self._receivers.append(receiver)
 
     def _order(self, job: Job) -> bytes | None:
         """Return the order for a job; None if no process can do it."""
@@ -186,30 +219,34 @@ class Crew:
     def _receive(self, process: _Process) -> None:
         """Take the outcomes of a process, until there are no more; do what it failed at, or left undone."""
         scratch = Scratch(self._pool.tile)
-        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+        with contextlib.suppress(Exception):  # whatever a process that is killed leaves half said
             while True:
                 outcome: Outcome | None = pickle.load(process.outcomes)  # noqa: S301 - from a process of ours
-                _settle(*process.asked.popleft(), outcome, scratch)
+                _settle(process, *process.asked.popleft(), outcome, scratch)
         with process.lock:
             process.is_gone = True
         for job, future in process.asked:
-            _settle(job, future, None, scratch)
+            _settle(process, job, future, None, scratch)
 
-    def _fork(self) -> _Process:
-        orders, outcomes = os.pipe(), os.pipe()
-        with warnings.catch_warnings():  # that there may be threads: of libraries, which see to it themselves
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            self._serve(orders[0], outcomes[1], (orders[1], outcomes[0]))
-        os.close(orders[0])
-        os.close(outcomes[1])
-        return _Process(pid, os.fdopen(orders[1], "wb"), os.fdopen(outcomes[0], "rb"))
+    def _fork(self) -> None:
+        with _no_signals() as mask, contextlib.ExitStack() as undo:
+            orders, ours = _pipe(undo)
+            theirs, outcomes = _pipe(undo)
+            with warnings.catch_warnings():  # that there may be threads: of libraries, which see to it themselves
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                self._serve(orders, outcomes, (ours, theirs), mask)
+            undo.pop_all()
+            os.close(orders)
+            os.close(outcomes)
+            self._processes.append(_Process(pid, os.fdopen(ours, "wb"), os.fdopen(theirs, "rb")))
 
-    def _serve(self, orders: int, outcomes: int, others: tuple[int, int]) -> NoReturn:
+    def _serve(self, orders: int, outcomes: int, others: tuple[int, int], mask: set[signal.Signals]) -> NoReturn:
         """Be a worker process: do what is asked until nobody can ask any more. Never comes back."""
         try:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build sees to an interrupt
+            _hear_no_signals()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             gc.freeze()  # to look through all that was there would be to copy it
             for fd in others:
                 os.close(fd)
@@ -232,8 +269,38 @@ class Crew:
             outcomes.flush()
 
 
-def _settle(job: Job, future: Future[JobDone], outcome: Outcome | None, scratch: Scratch) -> None:
-    """Say what became of a job; where a process did not do it, do it here."""
+@contextlib.contextmanager
+def _no_signals() -> Iterator[set[signal.Signals]]:
+    """Let signals wait: a process that was just forked would take an interrupt for the build's, and end the build."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield before  # type: ignore[misc]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _hear_no_signals() -> None:
+    """Have no part in what the program does at signals: the build sees to them, and to an interrupt."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
+    """Return both ends of a pipe, which ``undo`` closes."""
+    ends = os.pipe()
+    for fd in ends:
+        undo.callback(os.close, fd)
+    return ends
+
+
+def _settle(process: _Process, job: Job, future: Future[JobDone], outcome: Outcome | None, scratch: Scratch) -> None:
+    """Say what became of a job; where a process did not do it, do it here, as long as somebody waits for it."""
+    if outcome is None and process.is_over:
+        future.set_exception(InterruptedError())
+        return
     try:
         future.set_result(run_job(job, scratch) if outcome is None else job_done(job, outcome))
     except BaseException as error:  # noqa: BLE001 - it is raised where the outcome is waited for
