@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterable
 from typing import Any
@@ -123,7 +124,8 @@ class _SharedMemory:
         if begin is None:
             return
         stop = begin + _pages(len(array))
-        self._map.madvise(mmap.MADV_REMOVE, begin, stop - begin)
+        with contextlib.suppress(OSError):  # not every kernel can: then the next who takes it has it as it is
+            self._map.madvise(mmap.MADV_REMOVE, begin, stop - begin)
         gaps: list[tuple[int, int]] = []
         for first, last in sorted([*self._gaps, (begin, stop)]):
             if gaps and gaps[-1][1] == first:

@@ -2,6 +2,7 @@
 
 import os
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,3 +98,17 @@ def test_memory_that_is_let_go_is_given_back_to_the_system_and_lent_anew():
 def test_nothing_is_shared_of_a_pool_that_lends_nothing():
     pool = pool_of(0, shared=True)
     assert not pool.fits(1)
+
+
+def test_where_pages_cannot_be_given_back_the_room_is_lent_again_all_the_same(monkeypatch):
+    pool = pool_of(4 * PAGE, shared=True)
+    refusing = SimpleNamespace(madvise=every_call_fails)
+    monkeypatch.setattr(pool._shared, "_map", refusing)
+    for number in range(50):
+        view = pool.lend((1 + number % 4) * PAGE)
+        assert pool.place(view) is not None
+        pool.take_back([view])
+
+
+def every_call_fails(*arguments):
+    raise OSError(22, "Invalid argument")
