@@ -93,3 +93,12 @@ def test_tables_hold_every_decoder_once_and_are_as_few_as_first_fit_makes_them(l
     assert all(one + other > BITS for at, one in enumerate(sizes) for other in sizes[at + 1 :]) or len(tables) == -(
         -sum(sizes) // BITS
     )
+
+
+def test_more_tables_than_two_bytes_count_are_summed_up_all_the_same():
+    count, elements = 257, 2048
+    found = decoders(8, 256, [LEVELS] * count)
+    assert len(joint._tables(found)) == count
+    got = np.full(elements, np.nan, np.float32)
+    JointDecoder(found, [1.0] * count, np.dtype(np.float32)).fill(0, got)
+    assert np.array_equal(got, one_by_one(found, [1.0] * count, np.dtype(np.float32), elements))
