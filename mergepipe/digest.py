@@ -162,7 +162,13 @@ def record_digest(tag: str, *fields: Any) -> bytes:
 
 def tensor_digest(dtype: str, shape: Sequence[int], block_digests: bytes) -> bytes:
     """Return the Merkle digest of a tensor from its dtype, shape and packed block digests (32 bytes each)."""
-    return record_digest("tensor", dtype, tuple(shape), block_digests)
+    return blake3(_tensor_fields(dtype, tuple(shape)) + _encoded(block_digests)).digest()
+
+
+@functools.lru_cache(maxsize=1 << 12)  # the same for every layer
+def _tensor_fields(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return what comes before the block digests: a record of tag, dtype, shape and those."""
+    return b"".join(map(_encoded, ("mergepipe.tensor", dtype, shape)))
 
 
 def sampled_tensor_digest(dtype: str, shape: Sequence[int], samples: bytes) -> bytes:
