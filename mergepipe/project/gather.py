@@ -252,12 +252,14 @@ def _overlap(first: Path, second: Path) -> bool:
 
 def _real_folders(files: Iterable[Path]) -> set[Path]:
     """Return the folders in which these files really lie; links are followed, those of a folder once."""
-    plain: set[Path] = set()
-    links: set[Path] = set()
+    folders: set[Path] = set()
+    found: set[Path] = set()
     for file in files:
-        (links if file.is_symlink() else plain).add(file)
-    found = {Path(os.path.realpath(folder)) for folder in {file.parent for file in plain}}
-    return found | {Path(os.path.realpath(file)).parent for file in links}
+        if file.is_symlink():
+            found.add(Path(os.path.realpath(file)).parent)
+        else:
+            folders.add(file.parent)
+    return found.union(Path(os.path.realpath(folder)) for folder in folders)
 
 
 def check_overlap(
