@@ -30,7 +30,6 @@ from mergepipe.project.stages import Plans, record_place
 from mergepipe.publish.card import CARD, has_foreign_card
 from mergepipe.publish.directory import (
     INDEX,
-    MANIFEST,
     Contents,
     Publication,
     check_collisions,
@@ -40,6 +39,7 @@ from mergepipe.publish.directory import (
     settled_files,
     touched_files,
 )
+from mergepipe.publish.owned import MANIFEST
 from mergepipe.reporting import Reporter
 
 

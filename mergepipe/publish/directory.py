@@ -10,7 +10,6 @@ import contextlib
 import fnmatch
 import os
 import shutil
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +27,11 @@ from mergepipe.fsio.links import place_file
 from mergepipe.fsio.locks import hold_place
 from mergepipe.fsio.reading import read_regular
 from mergepipe.fsio.swap import has_leftovers, recover_swap, staging_path, swap_in
-from mergepipe.publish.card import CARD, has_foreign_card, own_files
+from mergepipe.publish.card import CARD, has_foreign_card
+from mergepipe.publish.owned import MANIFEST, owned_files
 from mergepipe.publish.userfiles import keep_user_files, rescue_user_files
 from mergepipe.values import dataclass
 
-MANIFEST = "mergepipe.json"
 INDEX = "model.safetensors.index.json"
 SIGNATURE = "model.sig"  # signs the very files beside it, so it goes when they do
 
@@ -171,46 +170,6 @@ def claim(target: Path, files: PublishedFiles) -> None:
             crash_point("publish.claimed")
         except OSError as error:
             fail_storage(error, target / MANIFEST, "write")
-
-
-def owned_files(target: Path) -> tuple[str, ...] | None:
-    """Return the names of the files that mergepipe put into a directory, or None if it is not one of its own.
-
-    Raises
-    ------
-    StorageError
-        If the record that says so is there and cannot be read: it decides whose files are whose.
-    """
-    try:
-        return own_files(target, _claimed(target / MANIFEST))
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
-        return None
-    except OSError as error:
-        fail_storage(error, target / MANIFEST, "read")
-
-
-def _claimed(record: Path) -> tuple[str, ...]:
-    """Return the files that a record claims; one that is the file that was read before is not read again.
-
-    A build asks three times, and records grow with the model.
-    """
-    began, identity = time.time_ns(), FileIdentity.at(record)
-    known = _CLAIMED.get(record)
-    if known is not None and known[0] == identity:
-        return known[1]
-    files = msgspec.json.decode(read_regular(record), type=_Owned).files
-    _CLAIMED.clear()
-    if identity is not None and not identity.is_racy(began):
-        _CLAIMED[record] = (identity, files)
-    return files
-
-
-_CLAIMED: dict[Path, tuple[FileIdentity, tuple[str, ...]]] = {}
-
-
-class _Owned(msgspec.Struct):
-    files: tuple[str, ...]
-    version: int
 
 
 class Publication:

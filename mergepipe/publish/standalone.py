@@ -15,7 +15,8 @@ from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import fsync_path, remove_tree, write_file
 from mergepipe.fsio.locks import hold_place
 from mergepipe.fsio.swap import recover_swap, staging_path, swap_in
-from mergepipe.publish.directory import MANIFEST, SIGNATURE, check_place
+from mergepipe.publish.directory import SIGNATURE, check_place
+from mergepipe.publish.owned import MANIFEST
 from mergepipe.publish.userfiles import keep_user_files, rescue_user_files
 
 _ANOTHER = "choose another directory with `--out`"

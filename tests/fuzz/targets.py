@@ -50,7 +50,7 @@ from mergepipe.project.caches_report import CacheCheck
 from mergepipe.project.pack import PackOptions, pack
 from mergepipe.project.replay_source import declared_mergefile
 from mergepipe.project.verify import VerifyOptions
-from mergepipe.publish.directory import owned_files
+from mergepipe.publish.owned import owned_files
 from mergepipe.publish.sidefiles import without_private
 from mergepipe.publish.sourcecard import parse_source_card, read_source_card
 from mergepipe.reporting import SilentReporter

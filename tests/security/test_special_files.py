@@ -15,7 +15,7 @@ from support.projects import SmallProject
 from mergepipe.fsio.reading import open_regular, read_regular
 from mergepipe.project.git_check import check_lock
 from mergepipe.project.replay_plan import read_manifest
-from mergepipe.publish.directory import owned_files
+from mergepipe.publish.owned import owned_files
 
 ZERO = Path("/dev/zero")
 MAKE = {
