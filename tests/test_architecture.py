@@ -124,6 +124,13 @@ def test_every_part_of_the_package_has_a_level():
     assert {part_of(path) for path in MODULES} <= set(LEVEL_OF)
 
 
+def test_dataclasses_are_the_quick_ones():
+    """The standard's cost the start of every command half a millisecond each; see `mergepipe.values`."""
+    text = {name_of(path): path.read_text(encoding="utf-8") for path in MODULES}
+    standard = re.compile(r"@dataclasses\.dataclass|^from dataclasses import .*\bdataclass\b", re.MULTILINE)
+    assert [name for name, code in text.items() if standard.search(code)] == []
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_module_imports_only_from_lower_levels_or_its_own_package(path):
     assert list(broken_rules(path)) == []
