@@ -117,10 +117,10 @@ class JoinedTables:
         high, above = next_digit(self._folded(self.keys, self.counts), rank, 0)
         within = np.flatnonzero(self.keys >> np.uint32(DIGIT) == high)
         keys, counts = self.keys[within], self.counts[within]
-        low_counts = np.bincount(keys & np.uint32(DIGITS - 1), weights=counts, minlength=1)
+        lows, low_counts = keys & np.uint32(DIGITS - 1), counts.astype(np.int64)
         if not high:
-            low_counts[0] += self.zeros.sum()
-        low, above = next_digit(low_counts, rank, above)
+            lows, low_counts = np.append(lows, np.uint32(0)), np.append(low_counts, self.zeros.sum())
+        low, above = _digit_of_few(lows, low_counts, rank, above)
         pattern = number_of((high, low))
         if pattern:
             same = np.flatnonzero(keys == pattern)
@@ -169,3 +169,11 @@ def next_digit(counts: Array, rank: int, above: int) -> tuple[int, int]:
     total = above + int(up_to[-1])
     digit = int(np.searchsorted(up_to, total - rank, side="right"))  # the last with at least `rank` from it on
     return digit, total - int(up_to[digit])
+
+
+def _digit_of_few(digits: Array, counts: Array, rank: int, above: int) -> tuple[int, int]:
+    """Return what `next_digit` does, from digits in any order and how often each entry counts (int64)."""
+    order = np.argsort(digits, kind="stable")
+    up_to = np.cumsum(counts[order])
+    digit = digits[order[np.searchsorted(up_to, above + up_to[-1] - rank, side="right")]]
+    return int(digit), above + int(counts[digits > digit].sum())

@@ -302,6 +302,8 @@ def sparsify(
 
 
 def _keep_between(inputs: BlockInputs, index: int, delta: Array, kept: Kept) -> None:
+    if kept.low is None and kept.high is None:
+        return
     values, bits = (array.view(f"i{delta.itemsize}") for array in (delta, inputs.scratch(SPARE)))
     for edge, largest in ((kept.low, False), (kept.high, True)):
         if edge is not None:

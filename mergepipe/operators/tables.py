@@ -74,7 +74,7 @@ class Table:
         spare = (everything & -everything).bit_length() - 1 if everything else 0
         keys = self.keys >> np.uint64(spare)
         first = int(keys[0]) if keys.size else 0
-        gaps, key_bytes = _planes(np.diff(keys))
+        gaps, key_bytes = _planes(keys[1:] - keys[:-1])
         counts, count_bytes = _planes(self.counts.astype(np.uint64))
         header = _HEADER.pack(self.width, self.shift, spare, key_bytes, count_bytes, self.keys.size, first, self.zeros)
         return header + zlib.compress(gaps + counts, 1)

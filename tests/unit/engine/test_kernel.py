@@ -10,9 +10,12 @@ from support.projects import SmallProject
 from support.reference import linear, round_to, same_bits, task_arithmetic
 from unit.plan.helpers import plan
 
-from mergepipe.engine.kernel import Scratch, all_finite, compute_block, convert, typed
+from mergepipe.engine.kernel import Scratch, all_finite, compute_block, convert, measure_block, typed
 from mergepipe.engine.limits import TILE_ELEMENTS
 from mergepipe.graph.blocks import TensorRecipe
+from mergepipe.operators.gram import GramOfDeltas, GramOfValues
+from mergepipe.operators.magnitudes import Magnitudes
+from mergepipe.operators.sums import MagnitudeSum
 
 MERGEABLE = ("F64", "F32", "F16", "BF16")
 
@@ -86,6 +89,19 @@ def test_the_inputs_are_not_written_to(recipes):
     compute(recipes("task_arithmetic", ("F32", "F32"), (0.3,)), [base, expert], (0, 1), "F32", 300)
     assert same_bits(base, copies[0])
     assert same_bits(expert, copies[1])
+
+
+@pytest.mark.parametrize("kind", [GramOfValues, GramOfDeltas, Magnitudes, MagnitudeSum])
+@pytest.mark.parametrize("aliases", [(0, 1), (0, 0)])
+@pytest.mark.parametrize("dtypes", [("BF16", "BF16"), ("F16", "BF16"), ("BF16", "F32")])
+def test_statistics_do_not_depend_on_the_dtype_that_values_are_stored_in(recipes, kind, aliases, dtypes):
+    arrays = [values(dtype, 4, seed) for seed, dtype in enumerate(dtypes)]
+    copies = [array.copy() for array in arrays]
+    stored = measure_block(recipes("linear", dtypes, (1.0,)), kind(slots=(0, 1)), 0, arrays, aliases, Scratch())
+    assert all(map(same_bits, arrays, copies))
+    wide = [array.astype(np.float32) for array in arrays]
+    recipe = recipes("linear", ("F32", "F32"), (1.0,))
+    assert measure_block(recipe, kind(slots=(0, 1)), 0, wide, aliases, Scratch()) == stored
 
 
 def test_the_buffers_of_a_worker_carry_nothing_from_block_to_block(recipes):

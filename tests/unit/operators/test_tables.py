@@ -163,3 +163,21 @@ def test_patterns_that_do_not_end_in_zeros_are_counted_among_many_that_do(others
     want[0] += 7
     assert counts(table) == want
     assert table.keys.tolist() == sorted(table.keys.tolist())
+
+
+@pytest.mark.parametrize("others", [0, 3, 300, 20_000])
+@pytest.mark.parametrize("size", [1 << 15, (1 << 15) + 1, (1 << 15) + 13, 100])
+@pytest.mark.parametrize("width", [32, 64])
+def test_floats_are_counted_by_their_magnitudes_and_overwritten(width, size, others):
+    rng = np.random.default_rng(others)
+    bits = array(width, rng.integers(0, 150, size)) << array(width, width - 16)
+    bits[rng.integers(0, size, others)] |= array(width, rng.integers(1, 5, others))
+    bits[::3] = 0
+    bits[5], bits[-1] = array(width, 0x7F80 << (width - 16)), array(width, 0x7FC1 << (width - 16))
+    want = table_of(width, bits)
+    signs = array(width, rng.integers(0, 2, size)) << array(width, width - 1)
+    counter = Counter(width, ())
+    for part in (slice(0, size // 3), slice(size // 3, size)):  # the others alike, in one more piece
+        counter.add_floats((bits | signs)[part].view(np.float32 if width == 32 else np.float64))
+    assert counts(want) == direct(bits)
+    assert counter.table().encode() == want.encode()
