@@ -253,10 +253,15 @@ def _check_shape(path: str, shape: tuple[int, ...], block_elements: int, blocks:
 
 
 def _check_chunks(path: str, sizes: Array, residuals: Array) -> None:
-    if not (residuals >= 0).all():  # NaN is not
+    if not residuals.size:
+        return
+    if not np.minimum.reduce(residuals, axis=None) >= 0:  # NaN is not
         fail(path, "has a residual norm that is negative or not a number")
     if (residuals[1:] > residuals[:-1]).any():
         fail(path, "has residual norms that grow with the level")
+    is_finite = np.maximum.reduce(residuals[0]) < np.inf  # and so are those of deeper levels
+    if is_finite and sizes.all():
+        return
     if (np.isinf(residuals).any(axis=0) & (sizes.any(axis=0) | ~np.isinf(residuals[-1]))).any():
         fail(path, "has chunks of blocks that are said to have none")
     if (sizes.any(axis=0) != sizes.all(axis=0)).any():
