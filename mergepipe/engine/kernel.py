@@ -162,7 +162,6 @@ def _tiles(
     work, dtype, non_finite = tensor.work, np.dtype(tensor.work), tensor.params.values["non_finite"] == "allow"
     sums: tuple[Array, ...] = ()
     first, memo, some_delta = recipe.start(block), dict[Any, Any](), any(delta[1:])
-    first_stored = 0 if cut.stored_base and not some_delta else 1
     for start in range(0, size, length):
         stop = min(start + length, size)
         wide: list[Array | None] = []
@@ -173,7 +172,7 @@ def _tiles(
                 wide.append(None)
             elif isinstance(source, BlockDecoder):
                 wide.append(_decode(source, start, stop, None if delta[slot] else wide[0], slot, work, scratch))
-            elif source.dtype == dtype or (cut.stored and slot >= first_stored):
+            elif source.dtype == dtype or (cut.stored if slot else cut.stored_base and not some_delta):
                 wide.append(source[start:stop])
             else:
                 wide.append(_widen(source[start:stop], slot, work, scratch))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from mergepipe.operators.contract import Array
-from mergepipe.values import dataclass
 
 DIGIT = 16
 DIGITS = 1 << DIGIT
@@ -273,9 +273,7 @@ class Counter:
     def _halves_and_odd(self) -> tuple[Array, Array]:
         """Return what was counted by first halves, and what does not end in zeros: no pattern is both."""
         used = np.flatnonzero(self._halves != 0)
-        keys: Array = used.astype(self._type)
-        counts = self._halves[used]
-        np.left_shift(keys, self._type(DIGIT), out=keys)
+        keys, counts = (used << DIGIT).astype(self._type), self._halves[used]
         if self._odd:
             odd, odd_counts = _unique(np.concatenate(self._odd))
             keys, counts = np.concatenate((keys, odd)), np.concatenate((counts, odd_counts))
