@@ -20,14 +20,18 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(
-        *, frozen: bool = False, slots: bool = False, kw_only: bool = False, eq: bool = True
+        *, frozen: bool = False, slots: bool = False, kw_only: bool = False, eq: bool = True, weakref_slot: bool = False
     ) -> Callable[[type], type]:
         """Return a decorator that makes a dataclass; a class that extends another one is left to the standard's."""
 
         def decorate(cls: type) -> type:
             if any(dataclasses.is_dataclass(base) for base in cls.__bases__):
-                return dataclasses.dataclass(cls, frozen=frozen, slots=slots, kw_only=kw_only, eq=eq)
-            made = dataclasses.dataclass(cls, init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)
+                return dataclasses.dataclass(
+                    cls, frozen=frozen, slots=slots, kw_only=kw_only, eq=eq, weakref_slot=weakref_slot
+                )
+            made = dataclasses.dataclass(
+                cls, init=False, repr=False, eq=False, slots=slots, kw_only=kw_only, weakref_slot=weakref_slot
+            )
             _add_methods(made, frozen=frozen, slots=slots, eq=eq)
             if frozen and slots:
                 _add_state(made)

@@ -32,7 +32,12 @@ _EXAMPLES = (
 @click.option("--force", is_flag=True, help="Replace output directories that mergepipe did not make.")
 @click.option("--sign", "key", metavar="KEY", help="Sign the output directories with this private key.")
 @click.option(
-    "-j", "--workers", type=click.IntRange(min=1), metavar="N", help="Threads.", show_default="one per processor"
+    "-j",
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads, or processes of a large build.",
+    show_default="one per processor",
 )
 @click.option("--memory", type=SIZE, help="Limit the memory for weights in flight, such as '2 GiB'.")
 @click.pass_obj

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +117,7 @@ class OpenPack:
         self.close()
 
 
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class CodeInput:
     """The code of a delta that a group reads.
 
@@ -143,7 +143,7 @@ class CodeInput:
     is_given: bool = False
     was_read: bool = False
     _pack: OpenPack | None = None
-    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _readers: int = 0
 
     @property

@@ -27,7 +27,7 @@ from typing import BinaryIO, NoReturn
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.job import run_job
 from mergepipe.engine.kernel import Scratch
-from mergepipe.engine.limits import FORK_BYTES
+from mergepipe.engine.limits import takes_processes
 from mergepipe.engine.orders import Order, Outcome, job_done, order_of, ordered_job, outcome_of
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
@@ -37,16 +37,23 @@ from mergepipe.values import dataclass
 
 
 @contextlib.contextmanager
-def crew_for(passes: Sequence[GroupPasses], workers: int, pool: WorkerPool, hold: HoldPool) -> Iterator[Crew | None]:
+def crew_for(
+    passes: Sequence[GroupPasses], workers: int, memory: int | None, pool: WorkerPool, hold: HoldPool
+) -> Iterator[Crew | None]:
     """Fork worker processes for jobs of these passes, as many as there are workers.
 
     None where threads do as well, or where there cannot be any: beside other threads, whose locks a forked process
     would find taken for ever (those of a notebook, say), and where the system's own libraries do not survive a fork.
+
+    Parameters
+    ----------
+    memory
+        The limit in bytes; None for none.
     """
     pool.rest()
     crew = Crew(passes, pool, hold)
     try:
-        wanted = workers > 1 and _can_fork() and sum(one.nbytes for one in passes) >= FORK_BYTES
+        wanted = takes_processes(workers, memory, sum(one.nbytes for one in passes)) and _can_fork()
         yield crew if wanted and crew.begin(workers) else None
     finally:
         try:

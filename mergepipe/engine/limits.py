@@ -21,7 +21,7 @@ _AMPLE = 1 << 29
 JOB_ELEMENTS = 1 << 20
 # Jobs per worker in flight: enough that no worker waits, few enough that memory stays bounded.
 JOBS_AHEAD = 3
-# Worker processes are forked for a build that goes through so many bytes; for less, threads are as quick.
+# Worker processes are forked where so many bytes are gone through; for less, threads are as quick.
 FORK_BYTES = 256 << 20
 # What groups may keep between their passes where no limit is set: the inputs of a large layer of a 1B model with four
 # experts. Larger ones are read again, from the page cache.
@@ -115,6 +115,20 @@ def tile_elements(memory: int | None) -> int:
     return TILE_ELEMENTS if memory is None or memory >= _AMPLE else _SMALL_TILE
 
 
+def takes_processes(workers: int, memory: int | None, nbytes: int) -> bool:
+    """Return whether workers are processes, where there can be any; else they are threads.
+
+    Parameters
+    ----------
+    memory
+        The limit in bytes, None for none. A process takes `_PROCESS_BYTES` more than a thread: where memory is scarce,
+        that is given to weights.
+    nbytes
+        Bytes to go through, those of inputs and those that are made.
+    """
+    return workers > 1 and nbytes >= FORK_BYTES and (memory is None or memory >= _AMPLE)
+
+
 def hold_bytes(memory: int | None) -> int:
     """Return how many bytes of inputs groups may keep between their passes."""
     return HOLD_BYTES if memory is None else memory // 2
@@ -198,7 +212,7 @@ def check_memory(plans: Sequence[OutputPlan], memory: int | None) -> None:
 
 def peak_memory(plans: Sequence[OutputPlan], workers: int, memory: int | None) -> int:
     """Return an upper estimate of the memory of a process that builds these outputs in one run, in bytes."""
-    members = _members(plans)
+    members, limit, nbytes = _members(plans), memory, 0
     workers = fitting_workers(plans, workers, memory)
     kept, waiting, tile = hold_bytes(memory), pending_bytes(memory), _WIDE_BYTES * tile_elements(memory)
     reduces = any(recipe.reduces for group in members.values() for _, recipe in group)
@@ -209,6 +223,7 @@ def peak_memory(plans: Sequence[OutputPlan], workers: int, memory: int | None) -
         recipes, coded = [recipe for _, recipe in group], _coded(group)
         inputs = _inputs(recipes)
         grids = [*inputs, *(recipe.grid for recipe in recipes)]
+        nbytes += sum(grid.nbytes for grid in grids)
         blocks = min(group_blocks(group, inputs, workers, memory), max(grid.count for grid in grids))
         # One buffer takes the results of all outputs in turn.
         one = sum(min(blocks * block_bytes(grid), grid.nbytes) for grid in inputs)
@@ -226,7 +241,7 @@ def peak_memory(plans: Sequence[OutputPlan], workers: int, memory: int | None) -
     keeps += sum(sorted(headers)[-(JOBS_AHEAD * workers + 1) :]) + priced
     tensors = sum(len(plan.tensors) for plan in plans)
     reducing = waiting + _TABLE_BYTES if reduces else 0
-    largest += _PROCESS_BYTES if workers > 1 else 0
+    largest += _PROCESS_BYTES if takes_processes(workers, limit, nbytes) else 0
     return _FIXED_BYTES + tensors * _TENSOR_BYTES + workers * largest + keeps + reducing
 
 

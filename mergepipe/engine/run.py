@@ -302,7 +302,7 @@ class Engine:
         run = RunMeters(meters, {source: plan.output.name for plan in reversed(plans) for source in plan.sources})
         scheduler = Scheduler(pool, self._hold, lambda done: self._take(done, run), lambda p: self._finish(p, run))
         try:
-            with crew_for(passes, self._workers, pool, self._hold) as crew:
+            with crew_for(passes, self._workers, self._options.memory, pool, self._hold) as crew:
                 self._reporter.begin(phase, sum(one.nbytes for one in passes))
                 scheduler.run(passes, crew)
         except (MergepipeError, KeyboardInterrupt) as error:

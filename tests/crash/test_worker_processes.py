@@ -17,7 +17,7 @@ from support.checkpoints import random_tensors
 from support.every_operator import RECIPES
 from support.projects import SmallProject
 
-FORK = "import mergepipe.engine.crew as crew; crew.FORK_BYTES = 0\n"
+FORK = "import mergepipe.engine.crew as crew, mergepipe.engine.limits as limits; limits.FORK_BYTES = 0\n"
 # Which process did each job, and something that is done before each.
 LOGGED = FORK + """
 import os, pathlib, signal, time
@@ -100,7 +100,7 @@ def test_processes_do_the_jobs_and_make_what_threads_make(site, clean):
 
 @pytest.mark.parametrize(("workers", "least"), [("1", 0), ("3", 1 << 28)])
 def test_one_worker_is_a_thread_and_so_are_those_of_a_small_build(site, workers, least):
-    prelude = logged() + f"crew.FORK_BYTES = {least}\n" + THREADS_LOGGED
+    prelude = logged() + f"limits.FORK_BYTES = {least}\n" + THREADS_LOGGED
     assert site.run("build", "--json", "-j", workers, prelude=prelude).code == 0
     assert set(jobs(site)) == {"build"}
 
@@ -146,11 +146,16 @@ def test_methods_with_passes_come_out_the_same(project, server, name):
     assert first == second
 
 
-@pytest.mark.parametrize("memory", ["5 MiB", "64 MiB"])
-def test_what_is_kept_between_passes_is_shared_or_read_again(project, server, memory):
+def test_what_is_not_kept_between_passes_is_read_again(project, server):
     project.set_output("m", RECIPES["ties"])
-    first, second = built_twice(project, server, "--memory", memory)
-    assert first == second
+    first, second = built_twice(project, server, prelude=FORK + "limits.HOLD_BYTES = 1 << 20\n")
+    assert first[1:] == second[1:]
+
+
+def test_where_memory_is_scarce_threads_do_the_work(site):
+    prelude = logged() + THREADS_LOGGED
+    assert site.run("build", "--json", "-j", "2", "--memory", "256 MiB", prelude=prelude).code == 0
+    assert set(jobs(site)) == {"build"}
 
 
 def test_adapters_levels_and_several_outputs_come_out_the_same(project, server):

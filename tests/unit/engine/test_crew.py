@@ -124,7 +124,7 @@ def test_interrupted_while_it_waits_for_processes_it_ends_them_at_once():
 
 
 def test_interrupted_again_while_it_waits_for_threads_it_ends_its_processes(monkeypatch):
-    monkeypatch.setattr(module, "FORK_BYTES", 0)
+    monkeypatch.setattr("mergepipe.engine.limits.FORK_BYTES", 0)
     monkeypatch.setattr(module, "_can_fork", lambda: True)
     passes = [SimpleNamespace(group=Group(works=(), inputs={}), hold_bytes=0, nbytes=1)]
     pool = WorkerPool(2)
@@ -132,7 +132,7 @@ def test_interrupted_again_while_it_waits_for_threads_it_ends_its_processes(monk
     def interrupted():
         raise KeyboardInterrupt
 
-    crew_for = module.crew_for(passes, 2, pool, HoldPool(0))
+    crew_for = module.crew_for(passes, 2, None, pool, HoldPool(0))
     crew = crew_for.__enter__()
     monkeypatch.setattr(pool, "rest", interrupted)
     with pytest.raises(KeyboardInterrupt):
