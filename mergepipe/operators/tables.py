@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from mergepipe.operators.contract import Array
+from mergepipe.values import dataclass
 
 DIGIT = 16
 DIGITS = 1 << DIGIT

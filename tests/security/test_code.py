@@ -46,9 +46,13 @@ def calls(tree):
             yield ast.unparse(node.func), node
 
 
+# Between a build and the processes that it has forked, through pipes that nobody else has an end of: no file, no name.
+PRIVATE_PIPES = {("engine/crew.py", "pickle")}
+
+
 def test_no_module_imports_what_runs_data():
     found = {(name, one) for name, tree in trees() for one in imports(tree) if one.partition(".")[0] in LOADERS}
-    assert found == set()
+    assert found == PRIVATE_PIPES
     processes = {name for name, tree in trees() for one in imports(tree) if one.partition(".")[0] == "subprocess"}
     assert processes <= STARTS
     loads = ("spec_from_file_location", "exec_module", "load_module", "SourceFileLoader")
