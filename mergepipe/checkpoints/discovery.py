@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from mergepipe.checkpoints.index import read_index
 from mergepipe.checkpoints.layers import natural_key
@@ -103,11 +104,22 @@ def _indexed(place: Place, index: str, weights: Sequence[str]) -> WeightFiles:
     """Return the files that an index names, all of them there."""
     weight_map = read_index(place, index)
     files = tuple(sorted(set(weight_map.values()), key=natural_key))
-    missing = [name for name in files if not os.path.lexists(place.root / name)]
+    missing = [name for name in files if not _is_there(place.root / name)]
     if missing:
         raise _missing_shards(place, missing, f"`{index}`")
     notes = _ignored(place, weights, files, f"not named by `{index}`")
     return WeightFiles(files=files, weight_map=weight_map, index=index, notes=notes)
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether anything has this name; where the system does not tell, whoever opens it says why."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _ignored(place: Place, weights: Sequence[str], used: Sequence[str], why: str) -> tuple[str, ...]:
