@@ -118,7 +118,7 @@ def builds(found: Json) -> str:
                 f"{one['to_full']:.2f}",
             )
 
-    head = ("build", "expert bytes", "read by the process", "peak RSS", "CPU, s", "wall, s", "/ full read")
+    head = ("build", "expert bytes", "read", "peak RSS of a process", "CPU, s", "wall, s", "/ full read")
     return table(head, rows())
 
 
