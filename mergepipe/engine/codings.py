@@ -13,7 +13,7 @@ from mergepipe.engine.work import Group, Input
 from mergepipe.graph.given import checked_code
 from mergepipe.graph.prices import is_coded
 from mergepipe.plan.codes import coded_slots, read_codes
-from mergepipe.plan.values import OutputPlan, TensorPlan
+from mergepipe.plan.values import OutputPlan, TensorPlan, first_users
 
 BeginCodings = Callable[[Group, CodeStore, SourceIndex], Iterable[Coding]]
 """Begins codes that a group makes."""
@@ -93,9 +93,7 @@ def count_headers(plans: Sequence[OutputPlan], index: SourceIndex, meters: Mappi
 
     Those that none of these outputs uses are left for the next run.
     """
-    users: dict[str, str] = {}
-    for plan in plans:
-        users |= {source: plan.output.name for source in plan.sources if source not in users}
+    users = first_users(plans)
     for source, count in index.given.take_read(users).items():
         meters[users[source]].index_bytes += count
 

@@ -139,9 +139,9 @@ def _merge(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobDon
         todo.append(plans)
     planned = [(work, plan) for work, plans in zip(works, todo, strict=True) for plan in plans]
     codes = needed_codes(planned)
-    with reader.asking(codes):
-        reader.read(_needed(pair for work, plan in planned for pair in _read_slots(work, plan)))
-        reader.read_codes(codes)
+    reader.ask_for_codes(codes)
+    reader.read(_needed(pair for work, plan in planned for pair in _read_slots(work, plan)))
+    reader.read_codes(codes)
     began = _count_reading(meters, started)
     reads = _Reads(job, reader)
     for number, (work, plans, done, meter) in enumerate(zip(works, todo, finished, meters, strict=True)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 from mergepipe.cache.sources import other_content
@@ -158,8 +157,7 @@ class Reader:
 
     # --- codes of deltas --------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def asking(self, needed: dict[CodeKey, dict[int, int]]) -> Iterator[None]:
+    def ask_for_codes(self, needed: dict[CodeKey, dict[int, int]]) -> None:
         """Take what the page cache has of all that `read_codes` will read, and ask for the rest; never wait.
 
         Parameters
@@ -168,7 +166,6 @@ class Reader:
             As of `read_codes`.
         """
         self._codes.ask(needed)
-        yield
 
     def read_codes(self, needed: dict[CodeKey, dict[int, int]]) -> None:
         """Read the stages that are needed of codes; compare their digests.

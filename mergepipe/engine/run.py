@@ -54,7 +54,7 @@ from mergepipe.fsio.durable import remove_tree
 from mergepipe.graph.compile import MergeGraph, compile_graph
 from mergepipe.graph.inputs import slot_blocks
 from mergepipe.plan.sampling import whole_sources
-from mergepipe.plan.values import OutputPlan
+from mergepipe.plan.values import OutputPlan, first_users
 from mergepipe.reporting import Reporter
 from mergepipe.values import dataclass
 
@@ -298,8 +298,7 @@ class Engine:
     ) -> None:
         """Bring groups through their passes, and count what that moves."""
         self._index.settle(_sources(plans))
-        # A source counts for the first output that reads it.
-        run = RunMeters(meters, {source: plan.output.name for plan in reversed(plans) for source in plan.sources})
+        run = RunMeters(meters, first_users(plans))
         scheduler = Scheduler(pool, self._hold, lambda done: self._take(done, run), lambda p: self._finish(p, run))
         try:
             with crew_for(passes, self._workers, self._options.memory, pool, self._hold) as crew:

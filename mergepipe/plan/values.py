@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from mergepipe.checkpoints.checkpoint import Checkpoint
@@ -344,3 +344,12 @@ def _bytes(slot: InputRef, ref: InputRef, first: int, stop: int, geometry: Geome
         return layout.nbytes if first < min(stop, slot.grid(geometry).count) else 0
     stop = min(stop, layout.count)
     return layout.byte_range(stop - 1)[1] - layout.byte_range(first)[0] if first < stop else 0
+
+
+def first_users(plans: Iterable[OutputPlan]) -> dict[str, str]:
+    """Return by source the output that uses it first: what is read for no merge in particular counts for that one."""
+    users: dict[str, str] = {}
+    for plan in plans:
+        for source in plan.sources:
+            users.setdefault(source, plan.output.name)
+    return users

@@ -19,7 +19,7 @@ from mergepipe.digest import tensor_digest
 from mergepipe.graph.nodes import State, TensorNode
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.plan.layout import Shard
-from mergepipe.plan.values import OutputPlan, TensorPlan
+from mergepipe.plan.values import OutputPlan, TensorPlan, first_users
 from mergepipe.project.build import Prepared
 from mergepipe.project.levels import recorded_content
 from mergepipe.project.reads import GroupReads, Moves, count_clean
@@ -272,9 +272,7 @@ class _RunForecast:
         """Count what is read only to index the sources, for the first output that uses each."""
         from mergepipe.engine.work import Group
 
-        users: dict[str, str] = {}
-        for plan in self._plans:
-            users |= {source: plan.output.name for source in plan.sources if source not in users}
+        users = first_users(self._plans)
         for group in groups:
             assert isinstance(group, Group)
             for source in group.inputs.values():
