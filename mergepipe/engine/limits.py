@@ -32,7 +32,7 @@ PENDING_BYTES = 1 << 25
 _TABLE_BYTES = 24 << 20
 # What a worker process has of its own besides the weights: pages of the interpreter that it writes to.
 _PROCESS_BYTES = 24 << 20
-# The interpreter with numpy, networkx and the catalog, measured on an empty project; for the estimate only.
+# The interpreter with numpy and the catalog, measured on an empty project; for the estimate only.
 _FIXED_BYTES = 90 << 20
 # What a tensor takes in plan, graph, work and manifest, measured on a model of 100,000 tensors from three sources.
 _TENSOR_BYTES = 9_000

@@ -2,14 +2,17 @@
 
 Edges go from inputs to what depends on them and carry a ``role``: "base", "expert:2", "part". Each node carries its
 frozen value in ``node``, and for exporters ``state``, ``bytes`` and ``digest`` or ``key``.
+
+A build needs the nodes of tensors and an order, which the plan has already. What else there is becomes a
+`networkx.DiGraph` when somebody asks for it: to import networkx takes as long as to plan a merge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-
-import networkx as nx
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
@@ -20,6 +23,7 @@ from mergepipe.graph.inputs import slot_blocks, slot_digest
 from mergepipe.graph.nodes import (
     MergeNode,
     Node,
+    NodeId,
     OutputNode,
     ReadNode,
     ReduceNode,
@@ -30,27 +34,60 @@ from mergepipe.graph.nodes import (
 from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
-from mergepipe.values import dataclass
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """The nodes of a graph by id, and its edges with their roles."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[NodeId, Node] = {}
+        self._edges: list[tuple[NodeId, NodeId, str]] = []
+
+    def add(self, node: Node) -> NodeId:
+        """Add a node, in the place of one with the same id; return the id."""
+        name = node.id
+        self.nodes[name] = node
+        return name
+
+    def connect(self, source: NodeId, target: NodeId, role: str) -> None:
+        """Add an edge."""
+        self._edges.append((source, target, role))
+
+    def assembled(self) -> nx.DiGraph:
+        """Return the graph."""
+        import networkx as nx
+
+        graph = nx.DiGraph()
+        graph.add_nodes_from((name, _attributes(node)) for name, node in self.nodes.items())
+        graph.add_edges_from((source, target, {"role": role}) for source, target, role in self._edges)
+        return graph
+
+
 class MergeGraph:
     """The tensor-level graph of one or more outputs.
 
     Attributes
     ----------
-    graph
-        Nodes `("read", source, tensor)`, `("tensor", output, tensor)`, `("output", output)`.
     plans
         By output name.
     """
 
-    graph: nx.DiGraph
-    plans: Mapping[str, OutputPlan]
+    def __init__(self, parts: _Parts, plans: Mapping[str, OutputPlan]) -> None:
+        self._parts = parts
+        self.plans = plans
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        """Nodes `("read", source, tensor)`, `("tensor", output, tensor)`, `("output", output)`."""
+        return self._parts.assembled()
 
     def tensor(self, output: str, tensor: str) -> TensorNode:
         """Return the node of an output tensor."""
-        node: TensorNode = self.graph.nodes["tensor", output, tensor]["node"]
+        node = self._parts.nodes["tensor", output, tensor]
+        assert isinstance(node, TensorNode)
         return node
 
     def pending(self) -> Iterator[tuple[OutputPlan, TensorPlan]]:
@@ -63,25 +100,24 @@ class MergeGraph:
 
 def compile_graph(plans: Sequence[OutputPlan], index: SourceIndex, catalog: Catalog) -> MergeGraph:
     """Compile the tensor-level graph of these outputs, marked with what the catalog knows."""
-    graph = nx.DiGraph()
+    parts = _Parts()
+    reads: dict[NodeId, NodeId] = {}
     for plan in plans:
-        output = OutputNode(output=plan.output.name)
-        _add(graph, output)
+        output = parts.add(OutputNode(output=plan.output.name))
         for tensor, node in zip(plan.tensors, tensor_nodes(plan, index, catalog), strict=True):
-            _add(graph, node)
-            graph.add_edge(node.id, output.id, role="part")
-            target: Node = node
+            name = parts.add(node)
+            parts.connect(name, output, "part")
+            targets = [name]
             if TensorRecipe.of(tensor, plan.geometry).reduces:
-                target = _reduce_tensor(plan, tensor, node)
-                _add(graph, target)
-                graph.add_edge(target.id, node.id, role="reduction")
+                targets.append(parts.add(_reduce_tensor(plan, tensor, node)))
+                parts.connect(targets[1], name, "reduction")
             for role, slot in _roles(tensor):
-                read = _read_tensor(slot, index)
-                _add(graph, read)
-                graph.add_edge(read.id, node.id, role=role)
-                if target is not node:
-                    graph.add_edge(read.id, target.id, role=role)
-    return MergeGraph(graph=graph, plans={plan.output.name: plan for plan in plans})
+                same = (slot.source, slot.info.name)
+                if same not in reads:
+                    reads[same] = parts.add(_read_tensor(slot, index))
+                for target in targets:
+                    parts.connect(reads[same], target, role)
+    return MergeGraph(parts, {plan.output.name: plan for plan in plans})
 
 
 def expand_tensor(
@@ -95,8 +131,8 @@ def expand_tensor(
     known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
     earlier = catalog.candidates(plan.output.name, tensor.name, tensor.recipe, tensor.shape)
     holdings = [Holding.of_result(result) for result in earlier]
-    graph = nx.DiGraph()
-    _add(graph, node)
+    parts = _Parts()
+    parts.add(node)
     cold = any(slot is not None and packed is None for slot, packed in zip(tensor.slots, known, strict=True))
     found = known_reduction(recipe, known, StatisticStore(catalog)) if recipe.reduces and not cold else None
     for block in range(recipe.grid.count):
@@ -104,14 +140,12 @@ def expand_tensor(
         digests = None if waits else [digest_at(packed, block) for packed in known]
         planned = plan_block(recipe, block, digests, found.reduction if found else None) if digests else None
         merge = _merge_node(recipe, plan.output.name, block, planned, holdings, cold=cold)
-        _add(graph, merge)
-        graph.add_edge(merge.id, node.id, role="part")
+        parts.connect(parts.add(merge), node.id, "part")
         for _, role, read in _reads(recipe, block, known, planned, merge.state):
-            _add(graph, read)
-            graph.add_edge(read.id, merge.id, role=role)
+            parts.connect(parts.add(read), merge.id, role)
     if found is not None:
-        _add_reduction(graph, plan, recipe, node, known, found)
-    return graph
+        _add_reduction(parts, plan, recipe, node, known, found)
+    return parts.assembled()
 
 
 def _reduce_tensor(plan: OutputPlan, tensor: TensorPlan, node: TensorNode) -> ReduceNode:
@@ -120,7 +154,7 @@ def _reduce_tensor(plan: OutputPlan, tensor: TensorPlan, node: TensorNode) -> Re
 
 
 def _add_reduction(
-    graph: nx.DiGraph,
+    parts: _Parts,
     plan: OutputPlan,
     recipe: TensorRecipe,
     node: TensorNode,
@@ -130,9 +164,9 @@ def _add_reduction(
     """Add the reduction, its statistics, and what they read that is not read to merge already."""
     complete = found.reduction is not None
     reduce = replace(_reduce_tensor(plan, recipe.tensor, node), state=State.CACHED if complete else State.DIRTY)
-    _add(graph, reduce)
+    parts.add(reduce)
     for block in range(recipe.facts.blocks):
-        graph.add_edge(reduce.id, ("merge", plan.output.name, recipe.tensor.name, block), role="reduction")
+        parts.connect(reduce.id, ("merge", plan.output.name, recipe.tensor.name, block), "reduction")
     for part in found.statistics:
         statistic = StatisticNode(
             output=plan.output.name,
@@ -143,15 +177,14 @@ def _add_reduction(
             key=part.plan.key,
             state=State.CACHED if part.known else State.DIRTY,
         )
-        _add(graph, statistic)
-        graph.add_edge(statistic.id, reduce.id, role="part")
+        parts.add(statistic)
+        parts.connect(statistic.id, reduce.id, "part")
         for slot, role, read in _reads(recipe, part.plan.block, known, None, statistic.state):
             if slot not in part.statistic.slots:
                 continue
             if not part.known and slot in part.plan.reads:
-                graph.nodes[read.id]["node"] = replace(read, state=State.DIRTY)
-                graph.nodes[read.id]["state"] = State.DIRTY.value
-            graph.add_edge(read.id, statistic.id, role=role)
+                parts.add(replace(read, state=State.DIRTY))
+            parts.connect(read.id, statistic.id, role)
 
 
 def _merge_node(
@@ -228,7 +261,7 @@ def _read_tensor(slot: InputRef, index: SourceIndex) -> ReadNode:
     )
 
 
-def _add(graph: nx.DiGraph, node: Node) -> None:
+def _attributes(node: Node) -> dict[str, object]:
     attributes: dict[str, object] = {"node": node}
     if not isinstance(node, OutputNode):
         attributes["state"] = node.state.value
@@ -237,4 +270,4 @@ def _add(graph: nx.DiGraph, node: Node) -> None:
         attributes["digest"] = format_digest(node.digest) if node.digest else None
     elif not isinstance(node, OutputNode):
         attributes["key"] = format_digest(node.key) if node.key else None
-    graph.add_node(node.id, **attributes)
+    return attributes

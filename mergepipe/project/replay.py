@@ -180,7 +180,7 @@ class _Replay:
     # --- merging --------------------------------------------------------------------------------------------------
 
     def _engine(self) -> Engine:
-        from mergepipe.engine.run import Engine, EngineOptions  # networkx is imported only to build
+        from mergepipe.engine.run import Engine, EngineOptions  # imported only to build
 
         options = EngineOptions(workers=self._workers, memory=self._options.memory)
         return Engine(self._catalog, self._packs, self._index, self._reporter, options)

@@ -344,7 +344,7 @@ class Project:
         """Return what builds these plans level by level; a clock measures it."""
 
         def engine(reporter: Reporter) -> Engine:
-            from mergepipe.engine.run import Engine, EngineOptions  # networkx is imported only to build
+            from mergepipe.engine.run import Engine, EngineOptions  # imported only to build
 
             options = EngineOptions(workers=self._workers, memory=self._memory)
             return Engine(catalog, packs, index, reporter, options)

@@ -181,7 +181,7 @@ class _Rebuild:
         return builder.over(rebuild, [plan])
 
     def _engine(self) -> RecomputingEngine:
-        from mergepipe.engine.recompute import RecomputingEngine  # networkx is imported only to merge
+        from mergepipe.engine.recompute import RecomputingEngine  # imported only to merge
         from mergepipe.engine.run import EngineOptions
 
         options = EngineOptions(workers=self._sample.workers, memory=self._sample.memory)
