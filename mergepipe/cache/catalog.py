@@ -51,6 +51,11 @@ class Catalog:
         self._db, self.state, self.notice = opened.connection, opened.state, opened.notice
         self._candidates: dict[object, tuple[Result, ...]] = {}  # until something is written
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether anything may be recorded."""
+        return self._owner
+
     def close(self) -> None:
         """Close the file."""
         if self._db is not None:

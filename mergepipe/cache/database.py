@@ -24,7 +24,7 @@ from mergepipe.fsio.durable import remove_tree
 from mergepipe.fsio.locks import has_locks
 from mergepipe.values import dataclass
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SEAL_BYTES = 8
 # Versions count by ones: a number beyond this is damage, and not a version to come.
@@ -46,6 +46,14 @@ CREATE TABLE codes (
     sizes BLOB NOT NULL,
     residuals BLOB NOT NULL,
     header BLOB NOT NULL,
+    seal BLOB NOT NULL
+);
+"""
+_BUDGETS = """
+CREATE TABLE budgets (
+    id INTEGER PRIMARY KEY,
+    key BLOB NOT NULL UNIQUE,
+    data BLOB NOT NULL,
     seal BLOB NOT NULL
 );
 """
@@ -126,13 +134,16 @@ CREATE TABLE published (
 
 
 TABLES = frozenset(
-    ("files", "tensors", "samples", "codes", "packs", "results", "staged", "statistics", "measured", "published")
+    (
+        *("files", "tensors", "samples", "codes", "packs", "results", "staged", "statistics", "measured"),
+        *("published", "budgets"),
+    )
 )
 """The tables of a catalog."""
 
 # What brings a catalog of an earlier version to the next one; those before the first of these are set aside.
 # Version 5 takes samples of blocks with long rows at other places (they are taken again), and has codes of deltas.
-_MIGRATIONS: Mapping[int, str] = {3: _SAMPLES, 4: f"DELETE FROM samples; {_CODES}"}
+_MIGRATIONS: Mapping[int, str] = {3: _SAMPLES, 4: f"DELETE FROM samples; {_CODES}", 5: _BUDGETS}
 
 
 class CatalogState(Enum):
@@ -197,7 +208,7 @@ def open_database(path: Path, *, create: bool) -> OpenedDatabase:
     connection = _connect(path)
     crash_point("catalog.created")
     with guarded(path), connection:
-        tables = f"{_SCHEMA} {_SAMPLES} {_CODES}"
+        tables = f"{_SCHEMA} {_SAMPLES} {_CODES} {_BUDGETS}"
         connection.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     return OpenedDatabase(connection=connection, state=state, notice=said)
 

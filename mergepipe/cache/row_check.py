@@ -42,6 +42,7 @@ _COLUMNS: Mapping[str, str] = {
     "statistics": "recipe, place, owner, chunk, keys, sizes, data, id, seal",
     "measured": "name, value",
     "published": "path, key, files, record, seal",
+    "budgets": "key, data, seal",
 }
 _SEAL = "fails its checksum"
 _LENGTH = "has lists of the wrong length"
@@ -108,6 +109,7 @@ class RowChecker:
             "statistics": _statistic,
             "measured": _measured,
             "published": lambda row: None if is_sealed(row) else _SEAL,
+            "budgets": lambda row: None if is_sealed(row) else _SEAL,
         }
         for table, check in checks.items():
             self.rows[table] = 0

@@ -1,15 +1,18 @@
 """Resolving budgets: the access set of an output as soon as what it follows from is known.
 
 It follows from the plan and the content of the sources alone. The record of an output keeps the one that it was built
-with, so that finding out that nothing changed takes neither statistics nor planning.
+with, so that finding out that nothing changed takes neither statistics nor planning; and the catalog keeps those that
+were planned last, so that what `plan` showed is not planned again to be built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from mergepipe.cache.budgets import keep_budget, kept_budget
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
@@ -23,6 +26,9 @@ from mergepipe.plan.codes import read_codes
 from mergepipe.plan.output import plan_digest
 from mergepipe.plan.values import BudgetOutcome, OutputPlan
 from mergepipe.progressive.levels import CODE_VERSION
+
+if TYPE_CHECKING:
+    from mergepipe.graph.survey import Survey
 
 PENDING = "which blocks its budget reads is not known yet"
 """The reason why an output whose statistics are not all known is not up to date."""
@@ -46,7 +52,7 @@ class _Bound(msgspec.Struct, frozen=True):
 
 
 class KnownBudget(msgspec.Struct, frozen=True):
-    """The form in which a record keeps a resolved budget; ``levels`` has the tensors of which anything is left out."""
+    """The form in which a resolved budget is kept; ``levels`` has the tensors of which anything is left out."""
 
     key: bytes
     levels: dict[str, list[bytes | None]]
@@ -74,15 +80,36 @@ def resolved(
         return plan
     check_bases(plan, index)
     key = _key(plan, index)
-    if key is not None and recorded is not None and recorded.key == key:
-        restored = _restored(plan, recorded)
-        if all(is_coded(coded, index.codes, index) for t in restored.tensors for coded in read_codes(plan, t).values()):
+    if key is not None:
+        known = recorded if recorded is not None and recorded.key == key else _kept(catalog, key)
+        restored = None if known is None else _restored(plan, known)
+        if restored is not None and all(
+            is_coded(coded, index.codes, index) for t in restored.tensors for coded in read_codes(plan, t).values()
+        ):
             return restored  # otherwise the catalog has lost what codes come to: they are made again
     from mergepipe.graph.survey import known_survey
-    from mergepipe.plan.budgeted import with_access
 
     survey = known_survey(plan, index, StatisticStore(catalog), index.codes)
-    return plan if survey is None else with_access(plan, survey)
+    return plan if survey is None else planned(plan, survey, index, catalog)
+
+
+def planned(plan: OutputPlan, survey: Survey, index: SourceIndex, catalog: Catalog) -> OutputPlan:
+    """Return a plan with the access set that follows from a survey.
+
+    It is kept for the next one who asks, but where a source was not read whole yet: samples are taken without its base.
+    """
+    from mergepipe.plan.budgeted import with_access
+
+    found = with_access(plan, survey)
+    key = _key(plan, index) if catalog.is_writable else None
+    if key is not None and found.outcome is not None and found.outcome.is_measured:
+        keep_budget(catalog, key, msgspec.msgpack.encode(_as_known(found, found.outcome, key)))
+    return found
+
+
+def _kept(catalog: Catalog, key: bytes) -> KnownBudget | None:
+    data = kept_budget(catalog, key)
+    return None if data is None else msgspec.msgpack.decode(data, type=KnownBudget)
 
 
 def _key(plan: OutputPlan, index: SourceIndex) -> bytes | None:
@@ -103,6 +130,10 @@ def known_budget(plan: OutputPlan, index: SourceIndex) -> KnownBudget | None:
         return None
     key = _key(without_outcome(plan), index)
     assert key is not None, "every source of a finished output is known"
+    return _as_known(plan, outcome, key)
+
+
+def _as_known(plan: OutputPlan, outcome: BudgetOutcome, key: bytes) -> KnownBudget:
     bound = outcome.bound
     return KnownBudget(
         key=key,

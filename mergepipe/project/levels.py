@@ -25,6 +25,7 @@ from mergepipe.graph.state import tensor_nodes
 from mergepipe.lockfile.reader import parse_lock
 from mergepipe.plan.stages import placed
 from mergepipe.plan.values import OutputPlan
+from mergepipe.project.budgets import planned
 from mergepipe.project.build import Prepared, block_digests, prepare_again, prepare_resolved
 from mergepipe.project.stages import Plans
 from mergepipe.reporting import Reporter
@@ -187,10 +188,11 @@ class LevelBuilder:
         MergepipeError
             If anything stops the engine; what was measured is kept for the next build.
         """
-        from mergepipe.plan.budgeted import with_access
-
         found = self.survey(plans)
-        return {plan.output.name: with_access(plan, found[plan.output.name].survey) for plan in plans}
+        return {
+            plan.output.name: planned(plan, found[plan.output.name].survey, self._index, self._catalog)
+            for plan in plans
+        }
 
     def survey(self, plans: Sequence[OutputPlan]) -> Mapping[str, SurveyedOutput]:
         """Return what the budgets of these outputs are planned from, by output name; see `resolve`."""

@@ -305,15 +305,18 @@ def with_version(catalog, version, script=""):
     return catalog.layout
 
 
-@pytest.mark.parametrize(("version", "script"), [(3, "DROP TABLE samples; DROP TABLE codes"), (4, "DROP TABLE codes")])
-def test_a_catalog_of_a_version_before_is_taken_over(catalog, version, script):
-    layout = with_version(catalog, version, script)
+_NEW = {3: ("samples", "codes", "budgets"), 4: ("codes", "budgets"), 5: ("budgets",)}
+
+
+@pytest.mark.parametrize("version", _NEW)
+def test_a_catalog_of_a_version_before_is_taken_over(catalog, version):
+    layout = with_version(catalog, version, "; ".join(f"DROP TABLE {name}" for name in _NEW[version]))
     reader = Catalog(layout, 64, create=False)
     assert (reader.count("packs"), reader.state) == (0, CatalogState.OLDER)
     assert "from the next build on" in reader.notice
     again = Catalog(layout, 64, create=True)
     assert again.result(result().key) == result()
-    assert again.count("samples") == again.count("codes") == 0
+    assert again.count("samples") == again.count("codes") == again.count("budgets") == 0
     assert "taken over" in again.notice
     again.close()
     assert Catalog(layout, 64, create=False).notice is None
@@ -324,7 +327,7 @@ def test_samples_that_lie_at_other_places_now_are_not_taken_over(catalog):
     columns = "id, path, block_elements, size, mtime_ns, ctime_ns, inode, header, read_at_ns, seal"
     file = f"INSERT INTO files ({columns}) VALUES (1, x'00', 64, 1, 1, 1, 1, x'00', 1, x'00')"
     sample = "INSERT INTO samples VALUES (1, 'w', x'00', x'00', x'00')"
-    layout = with_version(catalog, 4, f"DROP TABLE codes; {file}; {sample}")
+    layout = with_version(catalog, 4, f"DROP TABLE codes; DROP TABLE budgets; {file}; {sample}")
     again = Catalog(layout, 64, create=True)
     assert (again.count("samples"), again.count("files"), again.count("packs")) == (0, 1, 1)
     assert "taken over" in again.notice
