@@ -47,6 +47,7 @@ class Catalog:
         self.layout = layout
         self.block_elements = block_elements
         self._owner = create
+        self._path = layout.catalog
         opened = open_database(layout.catalog, create=create)
         self._db, self.state, self.notice = opened.connection, opened.state, opened.notice
         self._candidates: dict[object, tuple[Result, ...]] = {}  # until something is written
@@ -65,13 +66,13 @@ class Catalog:
         """Return the rows of a query; none where there is no catalog."""
         if self._db is None:
             return []
-        with guarded(self.layout.catalog, owner=self._owner):
+        with guarded(self._path, owner=self._owner):
             return self._db.execute(query, values).fetchall()
 
     def shrink(self) -> None:
         """Give the space of dropped rows back to the file system."""
         assert self._db is not None, "the catalog is open for reading only"
-        with guarded(self.layout.catalog, owner=self._owner):
+        with guarded(self._path, owner=self._owner):
             self._db.execute("VACUUM")
 
     @contextlib.contextmanager
@@ -85,7 +86,7 @@ class Catalog:
         if self._db.in_transaction:
             yield self._db
             return
-        with guarded(self.layout.catalog, owner=self._owner):
+        with guarded(self._path, owner=self._owner):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
