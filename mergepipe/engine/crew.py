@@ -31,7 +31,7 @@ from mergepipe.engine.limits import takes_processes
 from mergepipe.engine.orders import Order, Outcome, job_done, order_of, ordered_job, outcome_of
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
-from mergepipe.engine.work import Group, InputKey, Job, JobDone
+from mergepipe.engine.work import Group, Input, Job, JobDone
 from mergepipe.errors import StorageError
 from mergepipe.values import dataclass
 
@@ -140,7 +140,7 @@ class Crew:
         self._hold = hold
         self._groups: list[Group] = []
         self._numbers: dict[int, int] = {}
-        self._cold: list[list[InputKey]] = []
+        self._cold: list[list[tuple[int, Input]]] = []
         self._processes: list[_Process] = []
         self._receivers: list[threading.Thread] = []
 
@@ -148,7 +148,10 @@ class Crew:
         """Fork so many processes; return whether they could be had, with what memory and threads they take."""
         self._groups = [one.group for one in self._passes]
         self._numbers = {id(group): number for number, group in enumerate(self._groups) if _is_fit(group)}
-        self._cold = [[key for key, source in group.inputs.items() if source.known is None] for group in self._groups]
+        self._cold = [
+            [(at, source) for at, source in enumerate(group.inputs.values()) if source.known is None]
+            for group in self._groups
+        ]
         try:
             if any(one.hold_bytes for one in self._passes):
                 self._hold.share()
@@ -234,6 +237,7 @@ class Crew:
             process.is_gone = True
         for job, future in process.asked:
             _settle(process, job, future, None, scratch)
+        scratch.close()
 
     def _fork(self) -> None:
         with _no_signals() as mask, contextlib.ExitStack() as undo:

@@ -20,6 +20,7 @@ from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.job import make_block, needed_codes, run_job
 from mergepipe.engine.kernel import Scratch, typed
+from mergepipe.engine.limits import JobSizes
 from mergepipe.engine.passes import GroupPasses, reduce_now
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.reader import Reader
@@ -167,7 +168,7 @@ class Comparer:
 
     def _reduce(self, group: Group, blocks: int) -> None:
         """Find the reduction of the full read; its statistics are known, unless the catalog was damaged meanwhile."""
-        passes = GroupPasses(group, self._index, self._store, HoldPool(0), blocks)
+        passes = GroupPasses(group, self._index, self._store, HoldPool(0), JobSizes(blocks, blocks, blocks))
         reduce_now(passes, lambda jobs: self._pool.run(run_job, jobs))
 
 
@@ -184,33 +185,30 @@ def _compare(task: _Task, scratch: Scratch) -> _Found:
     squares, largest = np.zeros(len(task.budgeted)), np.zeros(len(task.budgeted))
     update = output = 0.0
     reader = Reader(task.job, scratch)
-    try:
-        reader.read_cold()
-        planned = [_plans(task, block, reader) for block in range(task.job.start, task.job.stop)]
-        reader.read(_needed(task.full, planned))
-        codes = needed_codes((task.full, plan) for plans in planned for plan in plans)
-        reader.read_codes(codes)
-        for plans in planned:
-            full = _made(task.full, plans[0], reader, scratch, "full")
-            output += _square(full)
-            update += _square(_difference(full, _base(task.full, plans[0].block, reader, full)))
-            known: dict[bytes, tuple[float, float]] = {plans[0].key: (0.0, 0.0)}
-            for number, (work, plan) in enumerate(zip(task.budgeted, plans[1:], strict=True)):
-                if plan.key not in known:
-                    difference = _difference(_made(work, plan, reader, scratch, "budgeted"), full)
-                    known[plan.key] = _square(difference), float(np.max(np.abs(difference), initial=0.0))
-                squares[number] += known[plan.key][0]
-                largest[number] = np.maximum(largest[number], known[plan.key][1])  # NaN stays
-        return _Found(
-            task=task,
-            squares=squares,
-            largest=largest,
-            update_squares=update,
-            output_squares=output,
-            bytes_read=sum(reader.index_bytes(set()).values()) + _code_bytes(reader, codes),
-        )
-    finally:
-        reader.close()
+    reader.read_cold()
+    planned = [_plans(task, block, reader) for block in range(task.job.start, task.job.stop)]
+    reader.read(_needed(task.full, planned))
+    codes = needed_codes((task.full, plan) for plans in planned for plan in plans)
+    reader.read_codes(codes)
+    for plans in planned:
+        full = _made(task.full, plans[0], reader, scratch, "full")
+        output += _square(full)
+        update += _square(_difference(full, _base(task.full, plans[0].block, reader, full)))
+        known: dict[bytes, tuple[float, float]] = {plans[0].key: (0.0, 0.0)}
+        for number, (work, plan) in enumerate(zip(task.budgeted, plans[1:], strict=True)):
+            if plan.key not in known:
+                difference = _difference(_made(work, plan, reader, scratch, "budgeted"), full)
+                known[plan.key] = _square(difference), float(np.max(np.abs(difference), initial=0.0))
+            squares[number] += known[plan.key][0]
+            largest[number] = np.maximum(largest[number], known[plan.key][1])  # NaN stays
+    return _Found(
+        task=task,
+        squares=squares,
+        largest=largest,
+        update_squares=update,
+        output_squares=output,
+        bytes_read=sum(reader.index_bytes(set()).values()) + _code_bytes(reader, codes),
+    )
 
 
 def _code_bytes(reader: Reader, codes: Mapping[CodeKey, Mapping[int, int]]) -> int:

@@ -1,8 +1,9 @@
-"""Source files that a job has open: each is opened once, and must be the one that was planned."""
+"""Source files that a worker has open: each is opened once, and in every job it must be the one that was planned."""
 
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +13,9 @@ from mergepipe.errors import fail_storage
 from mergepipe.fsio.identity import FileIdentity
 from mergepipe.fsio.reading import pread_into
 from mergepipe.plan.values import InputRef
+
+# How many files of sources a worker keeps open: those of a merge of many experts, in shards.
+_FILES = 24
 
 
 class Located(Protocol):
@@ -27,7 +31,7 @@ class Located(Protocol):
 
 
 class Files:
-    """Open source files by path.
+    """Open source files by path. They stay open from job to job, as many as `_FILES` of them.
 
     Parameters
     ----------
@@ -36,14 +40,20 @@ class Files:
     """
 
     def __init__(self, *, scattered: bool = False) -> None:
-        self._fds: dict[Path, int] = {}
+        self._fds: OrderedDict[Path, int] = OrderedDict()
+        self._checked: dict[Path, int] = {}  # those that this job has looked at
         self._scattered = scattered
 
     def close(self) -> None:
         """Close all of them."""
         for fd in self._fds.values():
             os.close(fd)
-        self._fds = {}
+        self._fds.clear()
+        self._checked.clear()
+
+    def next_job(self) -> None:
+        """Have every file looked at again before it is read: it must still be the one that was planned."""
+        self._checked.clear()
 
     def read(self, source: Located, target: memoryview, start: int) -> None:
         """Fill ``target`` with bytes of a tensor, ``start`` bytes from its first.
@@ -62,7 +72,7 @@ class Files:
             fail_storage(error, source.file.path, "read")
 
     def descriptor(self, source: Located) -> int:
-        """Return the descriptor of the file that holds a tensor, opened when it is first asked for.
+        """Return the descriptor of the file that holds a tensor; it is closed when enough others were asked for.
 
         Raises
         ------
@@ -72,16 +82,29 @@ class Files:
             If the file system refuses.
         """
         path = source.file.path
-        if path not in self._fds:
+        fd = self._checked.get(path)
+        if fd is None:
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd, found = self._looked_at(path)
             except FileNotFoundError:
                 raise source_changed(source.ref.source, source.file) from None
             except OSError as error:
                 fail_storage(error, path, "read")
-            self._fds[path] = fd
-            if FileIdentity.of(os.fstat(fd)) != source.file.identity:
+            if FileIdentity.of(found) != source.file.identity:
                 raise source_changed(source.ref.source, source.file)
-            if self._scattered and hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        return self._fds[path]
+            self._checked[path] = fd
+        return fd
+
+    def _looked_at(self, path: Path) -> tuple[int, os.stat_result]:
+        """Return the descriptor of a file, and what lies at its path now: another file may have taken its place."""
+        if path in self._fds:
+            self._fds.move_to_end(path)
+            return self._fds[path], os.stat(path)
+        if len(self._fds) >= _FILES:
+            old, fd = self._fds.popitem(last=False)  # the one that was not asked for the longest
+            self._checked.pop(old, None)
+            os.close(fd)
+        fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if self._scattered and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        return fd, os.fstat(fd)

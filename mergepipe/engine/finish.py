@@ -176,7 +176,7 @@ class ShardFinisher:
         for block, done in zip(bad, self._pool.run(run_job, jobs), strict=True):
             (found,) = done.done[0]
             at = block * DIGEST_SIZE
-            if found.digest != bytes(work.digests[at : at + DIGEST_SIZE]):
+            if found.digests != bytes(work.digests[at : at + DIGEST_SIZE]):
                 raise InternalError(
                     f"block {block} of `{work.name}` was computed again with another result than before",
                     hint="please report this; deleting the cache directory gets around it",

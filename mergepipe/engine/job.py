@@ -7,6 +7,7 @@ changes meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,13 +16,14 @@ import numpy as np
 
 from mergepipe.digest import content_digest
 from mergepipe.dtypes import is_mergeable
-from mergepipe.engine.adapters import AdapterInput
+from mergepipe.engine.claims import Claims
 from mergepipe.engine.coding import CodeKey, Coding
 from mergepipe.engine.kernel import Array, Scratch, all_finite, compute_block, convert, measure_block, typed
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.problems import input_difference, named, non_finite
 from mergepipe.engine.reader import Reader
-from mergepipe.engine.work import BlockDone, BlockMeasured, InputKey, Job, JobDone, TensorWork
+from mergepipe.engine.staging import StagedWrites
+from mergepipe.engine.work import BlockMeasured, BlocksDone, InputKey, Job, JobDone, TensorWork
 from mergepipe.errors import OperatorError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.graph.blocks import BlockPlan, StatisticPlan, find_block, plan_block, plan_statistic
@@ -42,65 +44,80 @@ def run_job(job: Job, scratch: Scratch) -> JobDone:
         If a read or a write is refused.
     """
     reader = Reader(job, scratch)
-    try:
-        started = time.perf_counter()
-        reader.read_cold()
-        return (_measure if job.measures or job.codings else _merge)(job, reader, scratch, started)
-    finally:
-        reader.close()
+    if job.measures or job.codings:
+        return _measure(job, reader, scratch)
+    return _Merge(job, reader, scratch).done()
 
 
-def _measure(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobDone:
+def _measure(job: Job, reader: Reader, scratch: Scratch) -> JobDone:
     """Take the statistics of the job's blocks that are not known from earlier."""
     works = job.group.works
     meters = tuple(Meter() for _ in works)
     numbers = {id(work): number for number, work in enumerate(works)}
-    todo: list[tuple[int, StatisticPlan]] = []
     measured: list[BlockMeasured] = []
-    for index, measure in enumerate(job.measures):
-        work = measure.work
-        for block in range(job.start, min(job.stop, work.recipe.facts.blocks)):
-            digests = [reader.digest(key, block) if key else None for key in work.inputs]
-            plan = plan_statistic(work.recipe, measure.statistic, measure.recipe, block, digests)
-            if plan.key in measure.known:
-                measured.append(BlockMeasured(index, block, plan.key, None))
-            else:
-                todo.append((index, plan))
-    coded = [pair for coding in job.codings for pair in _to_code(job, coding, reader)]
-    reader.read(_needed(_measured_slots(job, todo), _coded_blocks(coded)))
-    began = _count_reading(meters, started)
-    for index, plan in todo:
-        measure = job.measures[index]
-        inputs = _values(measure.work, plan, reader)
-        value = measure_block(measure.work.recipe, measure.statistic, plan.block, inputs, plan.sources, scratch)
-        measured.append(BlockMeasured(index, plan.block, plan.key, value))
-        began, since = time.perf_counter(), began
-        meters[numbers[id(measure.work)]].measuring_seconds += began - since
-    for coding, block, differs in coded:
-        coding.writer.put(block, reader.encoded(coding, block, differs=differs))
-    if coded and meters:
-        meters[0].measuring_seconds += time.perf_counter() - began
+    index_bytes: dict[InputKey, int] = {}
+    for blocks in reader.pieces():
+        started = time.perf_counter()
+        reader.read_cold()
+        todo = _to_measure(job, blocks, reader, measured)
+        coded = [pair for coding in job.codings for pair in _to_code(blocks, coding, reader)]
+        reader.read(_needed(_measured_slots(job, todo), _coded_blocks(coded)))
+        began = _count_reading(meters, started)
+        for index, plan in todo:
+            measure = job.measures[index]
+            inputs = _values(measure.work, plan, reader)
+            value = measure_block(measure.work.recipe, measure.statistic, plan.block, inputs, plan.sources, scratch)
+            measured.append(BlockMeasured(index, plan.block, plan.key, value))
+            began, since = time.perf_counter(), began
+            meters[numbers[id(measure.work)]].measuring_seconds += began - since
+        for coding, block, differs in coded:
+            coding.writer.put(block, reader.encoded(coding, block, differs=differs))
+        if coded and meters:
+            meters[0].measuring_seconds += time.perf_counter() - began
+        _add(index_bytes, reader.index_bytes(set()))
     return JobDone(
         job=job,
         hashed=reader.hashed(),
         done=tuple([] for _ in works),
         meters=meters,
         measured=measured,
-        index_bytes=reader.index_bytes(set()),
+        index_bytes=index_bytes,
         claimed=set(),
         adapters={},
         nbytes=0,
     )
 
 
+def _add(counts: dict[InputKey, int], more: dict[InputKey, int]) -> None:
+    for key, count in more.items():
+        counts[key] = counts.get(key, 0) + count
+
+
+def _to_measure(
+    job: Job, blocks: range, reader: Reader, measured: list[BlockMeasured]
+) -> list[tuple[int, StatisticPlan]]:
+    """Return the statistics of blocks that must be taken, by the index of the measure; enter those that are known."""
+    todo = []
+    for index, measure in enumerate(job.measures):
+        work = measure.work
+        for block in range(blocks.start, min(blocks.stop, work.recipe.facts.blocks)):
+            digests = [reader.digest(key, block) if key else None for key in work.inputs]
+            plan = plan_statistic(work.recipe, measure.statistic, measure.recipe, block, digests)
+            if plan.key in measure.known:
+                measured.append(BlockMeasured(index, block, plan.key, None))
+            else:
+                todo.append((index, plan))
+    return todo
+
+
 _ToCode = tuple[Coding, int, bool]
 """A delta, a block of it, and whether that differs from the base's."""
 
 
-def _to_code(job: Job, coding: Coding, reader: Reader) -> Iterator[_ToCode]:
-    """Yield the job's blocks of a delta that is being coded."""
+def _to_code(blocks: range, coding: Coding, reader: Reader) -> Iterator[_ToCode]:
+    """Yield those of these blocks that a delta has that is being coded."""
     same_dtype = coding.base.ref.info.dtype == coding.expert.ref.info.dtype
-    for block in range(job.start, min(job.stop, coding.expert.grid.count)):
+    for block in range(blocks.start, min(blocks.stop, coding.expert.grid.count)):
         equal = same_dtype and reader.digest(coding.base.key, block) == reader.digest(coding.expert.key, block)
         yield coding, block, not equal
 
@@ -127,63 +144,101 @@ def _count_reading(meters: Sequence[Meter], started: float) -> float:
     return now
 
 
-def _merge(job: Job, reader: Reader, scratch: Scratch, started: float) -> JobDone:
-    works = job.group.works
-    meters = tuple(Meter() for _ in works)
-    finished: list[list[BlockDone]] = []
-    todo: list[list[BlockPlan]] = []
-    for work, meter in zip(works, meters, strict=True):
-        done, plans = _decide(job, work, reader)
-        meter.cached += len(done)
-        finished.append(done)
-        todo.append(plans)
-    planned = [(work, plan) for work, plans in zip(works, todo, strict=True) for plan in plans]
-    codes = needed_codes(planned)
-    reader.ask_for_codes(codes)
-    reader.read(_needed(pair for work, plan in planned for pair in _read_slots(work, plan)))
-    reader.read_codes(codes)
-    began = _count_reading(meters, started)
-    reads = _Reads(job, reader)
-    for number, (work, plans, done, meter) in enumerate(zip(works, todo, finished, meters, strict=True)):
-        reads.count(number, plans, meter)
-        for run in _runs(plans):
-            done += _produce(work, run, reader, scratch, meter)
-        began, since = time.perf_counter(), began
-        meter.merging_seconds += began - since
-    return JobDone(
-        job=job,
-        hashed=reader.hashed(),
-        done=tuple(finished),
-        meters=meters,
-        measured=[],
-        index_bytes=reader.index_bytes(reads.claimed),
-        claimed=reads.claimed,
-        adapters=reads.adapters,
-        nbytes=_progress(job),
-    )
+class _Merge:
+    """Merges a job, piece by piece."""
+
+    def __init__(self, job: Job, reader: Reader, scratch: Scratch) -> None:
+        self._job = job
+        self._works = job.group.works
+        self._reader = reader
+        self._scratch = scratch
+        self._meters = tuple(Meter() for _ in self._works)
+        self._claims = Claims(job.group, reader)
+        self._finished: tuple[list[BlocksDone], ...] = tuple([] for _ in self._works)
+        self._index_bytes: dict[InputKey, int] = {}
+        # What is read is decided for all pieces at once, where nothing must be read for that.
+        self._plans = None if reader.is_cold else self._decide(reader.blocks)
+
+    def done(self) -> JobDone:
+        """Do it."""
+        job, reader = self._job, self._reader
+        if self._plans is not None and job.piece:
+            started = time.perf_counter()
+            reader.ask(self._needed(self._plans))
+            _count_reading(self._meters, started)
+        with contextlib.ExitStack() as stack:
+            writes = [stack.enter_context(work.shard.writing(work.name)) for work in self._works]
+            for blocks in reader.pieces():
+                self._make(blocks, writes)
+        return JobDone(
+            job=job,
+            hashed=reader.hashed(),
+            done=self._finished,
+            meters=self._meters,
+            measured=[],
+            index_bytes=self._index_bytes,
+            claimed=self._claims.claimed & job.group.present if job.group.held is not None else set(),
+            adapters=self._claims.adapters,
+            nbytes=_progress(job),
+        )
+
+    def _make(self, blocks: range, writes: Sequence[StagedWrites]) -> None:
+        """Make the blocks of a piece."""
+        reader, meters, started = self._reader, self._meters, time.perf_counter()
+        reader.read_cold()
+        if self._plans is None:
+            todo = self._decide(blocks)
+        elif self._job.piece:
+            todo = [[plan for plan in plans if plan.block in blocks] for plans in self._plans]
+        else:
+            todo = self._plans
+        if self._job.group.codes:
+            codes = needed_codes((work, plan) for work, plans in zip(self._works, todo, strict=True) for plan in plans)
+            reader.ask_for_codes(codes)
+            reader.read(self._needed(todo))
+            reader.read_codes(codes)
+        elif self._works:
+            reader.read(self._needed(todo), asked=self._plans is not None and self._job.piece > 0)
+        began = _count_reading(meters, started)
+        for number, (work, plans) in enumerate(zip(self._works, todo, strict=True)):
+            self._claims.count(number, plans, meters[number])
+            for run in _runs(plans):
+                self._finished[number].append(
+                    _produce(work, run, reader, self._scratch, meters[number], writes[number])
+                )
+            began, since = time.perf_counter(), began
+            meters[number].merging_seconds += began - since
+        _add(self._index_bytes, reader.index_bytes(self._claims.claimed))
+
+    def _needed(self, todo: Sequence[Sequence[BlockPlan]]) -> dict[InputKey, list[int]]:
+        """Return the blocks that are read exactly, by input."""
+        planned = ((work, plan) for work, plans in zip(self._works, todo, strict=True) for plan in plans)
+        return _needed(pair for work, plan in planned for pair in _read_slots(work, plan))
+
+    def _decide(self, blocks: range) -> list[list[BlockPlan]]:
+        """Return by work which of these blocks are to be made; enter those that earlier builds hold."""
+        todo = []
+        for number, work in enumerate(self._works):
+            found, tensor = [], work.recipe.tensor
+            for block in range(blocks.start, min(blocks.stop, work.recipe.grid.count)):
+                digests = [self._reader.digest(key, block) if key else None for key in work.inputs]
+                if tensor.decision is Decision.EQUAL:
+                    input_difference(tensor, digests)
+                plan = plan_block(work.recipe, block, digests, work.reduction)
+                holding = find_block(work.candidates, block, plan.key) if self._job.reuse else None
+                if holding is None:
+                    found.append(plan)
+                else:
+                    self._finished[number].append(BlocksDone(block, plan.key, holding.digest(block), holding))
+                    self._meters[number].cached += 1
+            todo.append(found)
+        return todo
 
 
 def _progress(job: Job) -> int:
     """Return the job's share of the group's bytes; exact when summed over all jobs."""
     group = job.group
     return group.nbytes * job.stop // group.blocks - group.nbytes * job.start // group.blocks
-
-
-def _decide(job: Job, work: TensorWork, reader: Reader) -> tuple[list[BlockDone], list[BlockPlan]]:
-    """Split the job's blocks of one tensor into those that earlier builds hold and those to be made."""
-    done: list[BlockDone] = []
-    plans: list[BlockPlan] = []
-    for block in range(job.start, min(job.stop, work.recipe.grid.count)):
-        digests = [reader.digest(key, block) if key else None for key in work.inputs]
-        if work.recipe.tensor.decision is Decision.EQUAL:
-            input_difference(work.recipe.tensor, digests)
-        plan = plan_block(work.recipe, block, digests, work.reduction)
-        holding = find_block(work.candidates, block, plan.key) if job.reuse else None
-        if holding is None:
-            plans.append(plan)
-        else:
-            done.append(BlockDone(block, plan.key, holding.digest(block), holding))
-    return done, plans
 
 
 def _read_slots(work: TensorWork, plan: BlockPlan | StatisticPlan) -> Iterator[tuple[InputKey, int]]:
@@ -211,95 +266,6 @@ def needed_codes(planned: Iterable[tuple[TensorWork, BlockPlan]]) -> dict[CodeKe
     return needed
 
 
-class _Reads:
-    """Counts what a job reads to merge; a block that another output of the job counted already is borrowed.
-
-    Attributes
-    ----------
-    claimed
-        The (input, block) pairs that were counted.
-    adapters
-        By key of an adapter's tensor the index of the work that used it first, and whether as an expert.
-    """
-
-    def __init__(self, job: Job, reader: Reader) -> None:
-        self._group = job.group
-        self._reader = reader
-        self.claimed: set[tuple[InputKey, int]] = set()
-        self._stages: set[tuple[CodeKey, int, int]] = set()
-        self._approximated: set[tuple[InputKey, int]] = set()
-        self.adapters: dict[InputKey, tuple[int, bool]] = {}
-
-    def count(self, number: int, plans: Iterable[BlockPlan], meter: Meter) -> None:
-        """Count for the work of this number."""
-        tensor = self._group.works[number].recipe.tensor
-        kinds = [self._kind(number, slot) for slot in range(len(tensor.slots))]
-        for plan in plans:
-            self._coded(self._group.works[number], plan, meter)
-            for slot in plan.reads:
-                kind = kinds[slot]
-                if kind is None:
-                    continue
-                key, adapter, is_base, is_expert = kind
-                if adapter is None:
-                    self._stored((key, plan.block), meter, expert=is_expert, pair=is_expert)
-                    continue
-                # Its factors' bytes are counted once, by the thread that runs the build.
-                self.adapters.setdefault(key, (number, is_expert))
-                if is_expert:
-                    self._pair((key, plan.block), meter)
-                on = adapter.lora.on
-                if on is not None and adapter.on is not None:
-                    expert = not is_base and tensor.is_expert(on)
-                    self._stored((adapter.on, plan.block), meter, expert=expert, pair=False)
-
-    def _coded(self, work: TensorWork, plan: BlockPlan, meter: Meter) -> None:
-        """Count the stages of codes, each once, as they were planned."""
-        for slot, level in plan.decodes:
-            code = work.code(slot)
-            for stage, count in enumerate(self._reader.code_bytes(code, plan.block)[:level]):
-                first = (code, plan.block, stage) not in self._stages
-                self._stages.add((code, plan.block, stage))
-                meter.expert_bytes += count if first else 0
-                meter.borrowed_bytes += 0 if first else count
-            pair = (code[1], plan.block)  # the block itself is not read: it is not claimed
-            first = pair not in self._approximated
-            self._approximated.add(pair)
-            meter.expert_blocks += first
-            meter.borrowed += not first
-
-    def _kind(self, number: int, slot: int) -> tuple[InputKey, AdapterInput | None, bool, bool] | None:
-        """Return a slot's key, its adapter, and whether it is the base, or an expert; None if it has no input."""
-        work = self._group.works[number]
-        key, ref = work.inputs[slot], work.recipe.tensor.slots[slot]
-        if key is None or ref is None:
-            return None
-        is_base = ref is work.recipe.tensor.base
-        return key, self._group.adapters.get(key), is_base, not is_base and work.recipe.tensor.is_expert(ref)
-
-    def _pair(self, pair: tuple[InputKey, int], meter: Meter) -> None:
-        """Count an (expert, block) pair."""
-        first = pair not in self.claimed
-        self.claimed.add(pair)
-        meter.expert_blocks += first
-        meter.borrowed += not first
-
-    def _stored(self, block: tuple[InputKey, int], meter: Meter, *, expert: bool, pair: bool) -> None:
-        """Count the bytes of a stored block, unless they were, and where asked for the pair."""
-        count = self._reader.block_bytes(*block)
-        first = block not in self.claimed
-        self.claimed.add(block)
-        if not first:
-            meter.borrowed_bytes += count if expert else 0
-        elif expert:
-            meter.expert_bytes += count
-        else:
-            meter.base_bytes += count
-        if pair:
-            meter.expert_blocks += first
-            meter.borrowed += not first
-
-
 def _runs(plans: Sequence[BlockPlan]) -> Iterable[list[BlockPlan]]:
     """Group plans of adjacent blocks, which are written together."""
     run: list[BlockPlan] = []
@@ -313,24 +279,24 @@ def _runs(plans: Sequence[BlockPlan]) -> Iterable[list[BlockPlan]]:
 
 
 def _produce(
-    work: TensorWork, run: Sequence[BlockPlan], reader: Reader, scratch: Scratch, meter: Meter
-) -> list[BlockDone]:
+    work: TensorWork, run: Sequence[BlockPlan], reader: Reader, scratch: Scratch, meter: Meter, writes: StagedWrites
+) -> BlocksDone:
     """Make adjacent blocks of one tensor and write them in one go."""
     grid = work.recipe.grid
     first, last = grid.byte_range(run[0].block)[0], grid.byte_range(run[-1].block)[1]
     out = scratch.buffer("out", last - first)
-    done = []
+    digests = []
     for plan in run:
         start, stop = grid.byte_range(plan.block)
         target = out[start - first : stop - first]
         make_block(work, plan, reader, scratch, target)
-        done.append(BlockDone(plan.block, plan.key, content_digest(target), None))
+        digests.append(content_digest(target))
         meter.computed += plan.copied is None
         meter.copied += plan.copied is not None
-    work.shard.write(work.name, first, out)
+    writes.write(first, out)
     crash_point("engine.first-block")
     meter.written += len(out)
-    return done
+    return BlocksDone(run[0].block, b"".join([plan.key for plan in run]), b"".join(digests), None)
 
 
 def make_block(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, target: memoryview) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mergepipe.dtypes import numpy_dtype
+from mergepipe.engine.files import Files
 from mergepipe.engine.limits import TILE_ELEMENTS
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.operators.contract import BlockInputs, Reduction, Statistic
@@ -31,18 +32,25 @@ Array = np.ndarray[Any, Any]
 
 
 class Scratch:
-    """Buffers of one worker, reused from job to job: fresh memory costs more than the arithmetic.
+    """What one worker has from job to job: buffers, for fresh memory costs more than the arithmetic, and open files.
 
     Attributes
     ----------
+    files
+        The sources that it reads; whoever made this closes it.
     tile_elements
         How many elements are worked on at a time (`tile_elements`).
     """
 
     def __init__(self, tile_elements: int = TILE_ELEMENTS) -> None:
         self.tile_elements = tile_elements
+        self.files = Files()
         self._bytes: dict[object, Array] = {}
         self._wide: dict[tuple[object, str], Array] = {}
+
+    def close(self) -> None:
+        """Close the files."""
+        self.files.close()
 
     def buffer(self, name: object, nbytes: int) -> memoryview:
         """Return ``nbytes`` writable bytes under a name; what was there before is lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 from mergepipe.checkpoints.geometry import BlockGrid
@@ -10,6 +11,7 @@ from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.plan.codes import coded_slots, read_codes
 from mergepipe.plan.values import OutputPlan
 from mergepipe.units import format_bytes
+from mergepipe.values import dataclass
 
 # A whole block of geometry 1. Smaller tiles would stay in the processor's second cache, but two workers then wait for
 # one another between many more calls: with four experts 2^16 takes `ties` 25% longer, 2^17 15%, and `linear` as long.
@@ -19,6 +21,12 @@ _SMALL_TILE = 1 << 16
 _AMPLE = 1 << 29
 # Elements per job and input: 2 MiB of bf16, the read size that was measured to be best.
 JOB_ELEMENTS = 1 << 20
+# Elements of each input that are in memory at a time: what was just read still lies in the processor's second cache
+# when it is hashed. Where that can be, a job has several such pieces, for each job costs some work by itself.
+PIECE_ELEMENTS = 1 << 18
+LONG_ELEMENTS = 1 << 21
+# Of a job that only hashes.
+HASH_ELEMENTS = 1 << 22
 # Jobs per worker in flight: enough that no worker waits, few enough that memory stays bounded.
 JOBS_AHEAD = 3
 # Worker processes are forked where so many bytes are gone through; for less, threads are as quick.
@@ -50,6 +58,23 @@ _HEADER_BYTES = 2 * 308
 # What planning keeps of a block of an expert that may be read at several levels: prices, hull and order.
 _PRICED_BYTES = 700
 
+@dataclass(frozen=True, slots=True)
+class JobSizes:
+    """How many blocks of a group a job takes.
+
+    Attributes
+    ----------
+    whole
+        Of a job that has all of them in memory at once.
+    blocks, piece
+        Of a job that goes through them piece by piece, and how many a piece has.
+    """
+
+    whole: int
+    blocks: int
+    piece: int
+
+
 Member = tuple[OutputPlan, TensorRecipe]
 """A tensor of an output."""
 
@@ -70,6 +95,18 @@ def job_blocks(block_elements: int, block_bytes: int, workers: int, memory: int 
     if memory is not None:
         blocks = max(1, min(blocks, memory // workers // max(1, block_bytes)))
     return blocks
+
+
+def job_sizes(
+    members: Sequence[Member], inputs: Sequence[BlockGrid], workers: int, memory: int | None
+) -> JobSizes:
+    """Return how many blocks jobs of such a group take; parameters as of `group_blocks`."""
+    whole = group_blocks(members, inputs, workers, memory)
+    grids = [*inputs, *(recipe.grid for _, recipe in members)]
+    elements = max((grid.block_rows * grid.row_elements for grid in grids), default=1)
+    piece = min(whole, max(1, PIECE_ELEMENTS // elements))
+    blocks = (LONG_ELEMENTS if members else HASH_ELEMENTS) // elements
+    return JobSizes(whole, max(whole, blocks) if memory is None else whole, piece)
 
 
 def group_blocks(
@@ -127,6 +164,23 @@ def takes_processes(workers: int, memory: int | None, nbytes: int) -> bool:
         Bytes to go through, those of inputs and those that are made.
     """
     return workers > 1 and nbytes >= FORK_BYTES and (memory is None or memory >= _AMPLE)
+
+
+def kept_blocks(inputs: Sequence[BlockGrid], limit: int) -> int:
+    """Return how many blocks of each of its inputs a group keeps between its passes.
+
+    Parameters
+    ----------
+    limit
+        Bytes that all groups may keep (`hold_bytes`). One alone takes half of them, that the next may begin meanwhile.
+    """
+    counts = range(1, 1 + max((grid.count for grid in inputs), default=0))
+    return bisect.bisect_right(counts, limit // 2, key=lambda count: kept_bytes(inputs, count))
+
+
+def kept_bytes(inputs: Sequence[BlockGrid], count: int) -> int:
+    """Return the bytes of the first ``count`` blocks of each input."""
+    return sum(min(grid.nbytes, count * block_bytes(grid)) for grid in inputs)
 
 
 def hold_bytes(memory: int | None) -> int:
@@ -233,8 +287,7 @@ def peak_memory(plans: Sequence[OutputPlan], workers: int, memory: int | None) -
         headers.append(sum(grid.count for grid in coded) * _HEADER_BYTES)
         priced += sum(grid.count for grid in coded) * _PRICED_BYTES
         if any(recipe.reduces for recipe in recipes):
-            size = sum(grid.nbytes for grid in inputs)
-            held += [size] if size <= kept else []
+            held.append(kept_bytes(inputs, kept_blocks(inputs, kept)))
     # What is kept between the passes over a tensor, of as many as have jobs in flight. Buffers are handed on to smaller
     # inputs, so that they may together be larger than what is kept in them: twice was never exceeded in measurements.
     keeps = min(2 * kept, sum(sorted(held)[-(JOBS_AHEAD * workers + 1) :]))

@@ -43,4 +43,4 @@ class MeasuringEngine(Engine):
         return contributions_of(passes), meters[plan.output.name].index_bytes
 
     def _contribution_passes(self, group: Group) -> ContributionPasses:
-        return ContributionPasses(group, self._index, self._store, self._hold, self._job_blocks(group))
+        return ContributionPasses(group, self._index, self._store, self._hold, self._job_sizes(group))

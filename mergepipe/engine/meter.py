@@ -49,6 +49,18 @@ class Meter:
     measuring_seconds: float = 0.0
     merging_seconds: float = 0.0
 
+    @classmethod
+    def of(cls, values: tuple[float, ...]) -> Meter:
+        """Return a meter of these `values`."""
+        made = cls()
+        for name, value in zip(cls.__slots__, values, strict=True):
+            setattr(made, name, value)
+        return made
+
+    def values(self) -> tuple[float, ...]:
+        """Return all counts, in their order."""
+        return tuple([getattr(self, name) for name in self.__slots__])
+
     def add(self, other: Meter) -> None:
         """Add another meter's counts to this one."""
         for name in self.__slots__:

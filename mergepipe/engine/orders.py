@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mergepipe.engine.coding import Coding
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.meter import Meter
-from mergepipe.engine.work import BlockDone, BlockMeasured, Group, InputKey, Job, JobDone, Measure, TensorWork
+from mergepipe.engine.work import BlockMeasured, BlocksDone, Group, Input, InputKey, Job, JobDone, Measure, TensorWork
 from mergepipe.operators.contract import Reduction, Statistic
 from mergepipe.values import dataclass
 
@@ -42,20 +42,22 @@ class _Coding:
     block_elements: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """A job, and what its group has come to since the process was forked.
+class Order(NamedTuple):
+    """A job, and what its group has come to since the process was forked. Inputs are told by their index in the group.
 
     Attributes
     ----------
     group
         Its number.
     known
-        By key the packed block digests of inputs that were cold then.
+        By input the packed block digests of those that were cold then.
     reductions
         By index of the work.
     held
-        By key where in the shared memory an input is kept between the passes, and its bytes; None where nothing is.
+        By input where in the shared memory its first blocks are kept between the passes, and their bytes; None where
+        nothing is.
+    kept
+        How many blocks that are.
     present
         The (input, block) pairs of the job that lie there.
     """
@@ -63,23 +65,29 @@ class Order:
     group: int
     start: int
     stop: int
+    piece: int
     reuse: bool
     measures: tuple[_Measuring, ...]
     codings: tuple[_Coding, ...]
-    known: Mapping[InputKey, bytes]
+    known: Mapping[int, bytes]
     reductions: Mapping[int, Reduction]
-    held: Mapping[InputKey, tuple[int, int]] | None
-    present: frozenset[tuple[InputKey, int]]
+    held: Sequence[tuple[int, int]] | None
+    kept: int
+    present: Sequence[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """As `JobDone`.
+class Outcome(NamedTuple):
+    """As `JobDone`; inputs are told by their index in the group.
 
     Attributes
     ----------
     done
-        Per work the block, its key, its digest, and which of the work's candidates holds it; None if it was staged.
+        Per work the first of adjacent blocks, their keys, their digests, and which of the work's candidates holds them;
+        None if they were staged.
+    meters
+        Per work what `Meter` has, in order.
+    measured
+        What `BlockMeasured` has, in order.
     present
         The (input, block) pairs that were read into the shared memory.
     coded
@@ -88,19 +96,19 @@ class Outcome:
         The keys of codes that were read, and whether they were found to be damaged.
     """
 
-    hashed: dict[InputKey, bytes]
+    hashed: dict[int, bytes]
     done: tuple[list[tuple[int, bytes, bytes, int | None]], ...]
-    meters: tuple[Meter, ...]
-    measured: list[BlockMeasured]
-    index_bytes: dict[InputKey, int]
-    claimed: set[tuple[InputKey, int]]
+    meters: tuple[tuple[float, ...], ...]
+    measured: list[tuple[int, int, bytes, bytes | None]]
+    index_bytes: dict[int, int]
+    claimed: list[tuple[int, int]]
     nbytes: int
-    present: frozenset[tuple[InputKey, int]]
+    present: list[tuple[int, int]]
     coded: tuple[list[PutBlock], ...]
     codes: Mapping[_CodeKey, bool]
 
 
-def order_of(job: Job, number: int, cold: Sequence[InputKey], hold: HoldPool) -> Order | None:
+def order_of(job: Job, number: int, cold: Sequence[tuple[int, Input]], hold: HoldPool) -> Order | None:
     """Return the order of a job; None if what it works in cannot be shared.
 
     Parameters
@@ -108,7 +116,7 @@ def order_of(job: Job, number: int, cold: Sequence[InputKey], hold: HoldPool) ->
     number
         Of the group.
     cold
-        The inputs of the group that were cold when processes were forked.
+        The inputs of the group that were cold when processes were forked, with their indices.
     hold
         What lends the memory that groups keep between their passes.
 
@@ -118,10 +126,15 @@ def order_of(job: Job, number: int, cold: Sequence[InputKey], hold: HoldPool) ->
         If a file of codes cannot be begun.
     """
     group = job.group
-    held = None if group.held is None else {key: hold.place(view) for key, view in group.held.items()}
-    places = None if held is None else {key: place for key, place in held.items() if place is not None}
-    if held is not None and len(places or ()) < len(held):
-        return None
+    places: list[tuple[int, int]] | None = None
+    present: list[tuple[int, int]] = []
+    if group.held is not None:
+        found = [hold.place(group.held[key]) for key in group.inputs]
+        places = [place for place in found if place is not None]
+        if len(places) < len(found):
+            return None
+        there, kept = group.present, range(job.start, min(job.stop, group.kept))
+        present = [(at, block) for at, key in enumerate(group.inputs) for block in kept if (key, block) in there]
     works = {id(work): index for index, work in enumerate(group.works)}
     measures = [
         _Measuring(
@@ -136,29 +149,33 @@ def order_of(job: Job, number: int, cold: Sequence[InputKey], hold: HoldPool) ->
         _Coding(key=one.key, temporary=one.writer.begun(), block_elements=one.writer.block_elements)
         for one in job.codings
     ]
-    blocks = range(job.start, job.stop)
     return Order(
         group=number,
         start=job.start,
         stop=job.stop,
+        piece=job.piece,
         reuse=job.reuse,
         measures=tuple(measures),
         codings=tuple(codings),
-        known={key: known for key in cold if (known := group.inputs[key].known) is not None},
+        known={at: known for at, source in cold if (known := source.known) is not None},
         reductions={index: work.reduction for index, work in enumerate(group.works) if work.reduction is not None},
         held=places,
-        present=frozenset((key, block) for key in places or () for block in blocks if (key, block) in group.present),
+        kept=group.kept,
+        present=present,
     )
 
 
 def ordered_job(order: Order, group: Group, hold: HoldPool) -> Job:
     """Return the job that an order asks for, with its group as it has become."""
-    for key, known in order.known.items():
-        group.inputs[key].known = known
+    keys = list(group.inputs)
+    for at, known in order.known.items():
+        group.inputs[keys[at]].known = known
     for index, reduction in order.reductions.items():
         group.works[index].reduction = reduction
-    group.held = None if order.held is None else {key: hold.at(*place) for key, place in order.held.items()}
-    group.present = set(order.present)
+    places = order.held
+    group.held = None if places is None else {key: hold.at(*at) for key, at in zip(keys, places, strict=True)}
+    group.kept = order.kept
+    group.present = {(keys[at], block) for at, block in order.present}
     for work in group.works:
         work.shard.is_there()
     measures = [
@@ -169,6 +186,7 @@ def ordered_job(order: Order, group: Group, hold: HoldPool) -> Job:
         group=group,
         start=order.start,
         stop=order.stop,
+        piece=order.piece,
         reuse=order.reuse,
         measures=tuple(measures),
         codings=tuple(_ordered_coding(one, group) for one in order.codings),
@@ -191,32 +209,35 @@ def _ordered_coding(ordered: _Coding, group: Group) -> Coding:
 def outcome_of(done: JobDone, order: Order) -> Outcome:
     """Return what a worker process tells of a job that it did."""
     group = done.job.group
+    at = {key: index for index, key in enumerate(group.inputs)}
+    had = set(order.present)
     return Outcome(
-        hashed=done.hashed,
+        hashed={at[key]: digests for key, digests in done.hashed.items()},
         done=tuple(
-            [(block.block, block.key, block.digest, _candidate(work, block)) for block in blocks]
-            for work, blocks in zip(group.works, done.done, strict=True)
+            [(run.first, run.keys, run.digests, _candidate(work, run)) for run in runs]
+            for work, runs in zip(group.works, done.done, strict=True)
         ),
-        meters=done.meters,
-        measured=done.measured,
-        index_bytes=done.index_bytes,
-        claimed=done.claimed,
+        meters=tuple(meter.values() for meter in done.meters),
+        measured=[(one.measure, one.block, one.key, one.value) for one in done.measured],
+        index_bytes={at[key]: count for key, count in done.index_bytes.items()},
+        claimed=[(at[key], block) for key, block in done.claimed],
         nbytes=done.nbytes,
-        present=frozenset(group.present - order.present),
+        present=[pair for key, block in group.present if (pair := (at[key], block)) not in had],
         coded=tuple(coding.writer.told() for coding in done.job.codings),
         codes={key: code.is_damaged for key, code in group.codes.items() if code.was_read or code.is_damaged},
     )
 
 
-def _candidate(work: TensorWork, block: BlockDone) -> int | None:
-    found = (index for index, holding in enumerate(work.candidates) if holding is block.holding)
-    return None if block.holding is None else next(found)
+def _candidate(work: TensorWork, run: BlocksDone) -> int | None:
+    found = (index for index, holding in enumerate(work.candidates) if holding is run.holding)
+    return None if run.holding is None else next(found)
 
 
 def job_done(job: Job, outcome: Outcome) -> JobDone:
     """Return the outcome as that of the job that was ordered, and enter what it says of the group."""
     group = job.group
-    group.present |= outcome.present
+    keys = list(group.inputs)
+    group.present.update([(keys[at], block) for at, block in outcome.present])
     for coding, put in zip(job.codings, outcome.coded, strict=True):
         coding.writer.enter(put)
     for key, is_damaged in outcome.codes.items():
@@ -225,18 +246,18 @@ def job_done(job: Job, outcome: Outcome) -> JobDone:
         code.is_damaged |= is_damaged
     return JobDone(
         job=job,
-        hashed=outcome.hashed,
+        hashed={keys[at]: digests for at, digests in outcome.hashed.items()},
         done=tuple(
             [
-                BlockDone(block, key, digest, None if candidate is None else work.candidates[candidate])
-                for block, key, digest, candidate in blocks
+                BlocksDone(first, packed, digests, None if candidate is None else work.candidates[candidate])
+                for first, packed, digests, candidate in runs
             ]
-            for work, blocks in zip(group.works, outcome.done, strict=True)
+            for work, runs in zip(group.works, outcome.done, strict=True)
         ),
-        meters=outcome.meters,
-        measured=outcome.measured,
-        index_bytes=outcome.index_bytes,
-        claimed=outcome.claimed,
+        meters=tuple(Meter.of(values) for values in outcome.meters),
+        measured=[BlockMeasured(*one) for one in outcome.measured],
+        index_bytes={keys[at]: count for at, count in outcome.index_bytes.items()},
+        claimed={(keys[at], block) for at, block in outcome.claimed},
         adapters={},
         nbytes=outcome.nbytes,
     )

@@ -5,7 +5,7 @@ Only the thread that runs the build calls these; what a pass is made of are jobs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -13,6 +13,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
 from mergepipe.engine.coding import Coding
 from mergepipe.engine.hold import HoldPool
+from mergepipe.engine.limits import JobSizes, kept_blocks, kept_bytes
 from mergepipe.engine.problems import named
 from mergepipe.engine.work import Group, InputKey, Job, JobDone, Measure, TensorWork, jobs_of
 from mergepipe.errors import OperatorError
@@ -37,8 +38,8 @@ class GroupPasses:
 
     Parameters
     ----------
-    job_blocks
-        How many blocks a job takes.
+    sizes
+        How many blocks jobs take.
 
     Attributes
     ----------
@@ -49,13 +50,13 @@ class GroupPasses:
     unreported = 0
 
     def __init__(
-        self, group: Group, index: SourceIndex, store: StatisticStore, pool: HoldPool, job_blocks: int
+        self, group: Group, index: SourceIndex, store: StatisticStore, pool: HoldPool, sizes: JobSizes
     ) -> None:
         self.group = group
         self._index = index
         self._store = store
         self._pool = pool
-        self._job_blocks = job_blocks
+        self._sizes = sizes
         self.reducers: list[Reducer] = []
         self._measures: tuple[Measure, ...] = ()
         self._tables: tuple[StatisticTable, ...] = ()  # of each measure
@@ -63,9 +64,11 @@ class GroupPasses:
 
     @property
     def hold_bytes(self) -> int:
-        """Bytes to keep between the passes; 0 where nothing is kept: there is one pass, or it is too much."""
-        several = any(map(self.has_passes, self.group.works))
-        return self.group.input_bytes if several and self.group.input_bytes <= self._pool.limit else 0
+        """Bytes to keep between the passes; 0 where nothing is kept: there is one pass, or a block is too much."""
+        if not any(map(self.has_passes, self.group.works)):
+            return 0
+        grids = [source.grid for source in self.group.inputs.values()]
+        return kept_bytes(grids, kept_blocks(grids, self._pool.limit))
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +93,7 @@ class GroupPasses:
             self._measures = tuple(measure for measure, _ in opened)
             self._tables = tuple(table for _, table in opened)
             missing = None if self.codings else self._missing()
-            jobs = list(jobs_of(self.group, self._job_blocks, self._measures, missing, self.codings))
+            jobs = self._jobs(self._measures, missing, self.codings)
             if jobs:
                 self._hold()
                 yield jobs  # every job of a pass was taken when it goes on
@@ -100,7 +103,24 @@ class GroupPasses:
 
     def merging(self) -> Sequence[Job]:
         """Return the jobs of the last pass."""
-        return list(jobs_of(self.group, self._job_blocks))
+        return self._jobs()
+
+    def _jobs(
+        self,
+        measures: tuple[Measure, ...] = (),
+        wanted: Container[int] | None = None,
+        codings: tuple[Coding, ...] = (),
+    ) -> list[Job]:
+        """Cut the group into jobs.
+
+        A job can be gone through piece by piece if what it needs is known before it begins, or nothing is: else it must
+        know all that it needs before it waits for the first, that the disk may work on all of it.
+        """
+        group, sizes = self.group, self._sizes
+        cold = [source.known is None for source in group.inputs.values()]
+        if codings or group.codes or group.adapters or (any(cold) and not all(cold)):
+            return list(jobs_of(group, sizes.whole, measures, wanted, codings))
+        return list(jobs_of(group, sizes.blocks, measures, wanted, piece=sizes.piece))
 
     def take(self, done: JobDone) -> None:
         """Enter what a job found of inputs and statistics."""
@@ -206,8 +226,11 @@ class GroupPasses:
         return self.group.inputs[key].digest(block)
 
     def _hold(self) -> None:
-        if self.group.held is None and self.hold_bytes and self._pool.fits(self.hold_bytes):
-            self.group.held = {key: self._pool.lend(i.grid.nbytes) for key, i in self.group.inputs.items()}
+        group = self.group
+        if group.held is None and (wanted := self.hold_bytes) and self._pool.fits(wanted):
+            grids = {key: source.grid for key, source in group.inputs.items()}
+            group.kept = kept_blocks(list(grids.values()), self._pool.limit)
+            group.held = {key: self._pool.lend(kept_bytes([grid], group.kept)) for key, grid in grids.items()}
 
     def _settle_inputs(self) -> None:
         """Cold inputs of which every block was read are known from here on."""

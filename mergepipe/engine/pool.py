@@ -36,6 +36,7 @@ class WorkerPool:
         self.tile = tile_elements(memory)
         self._executor = self._threads()
         self._local = threading.local()
+        self._scratches: list[Scratch] = []
 
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._workers, thread_name_prefix="mergepipe")
@@ -43,11 +44,18 @@ class WorkerPool:
     def rest(self) -> None:
         """Wait for jobs that run, and end the threads; they begin again with the next job."""
         self._executor.shutdown(wait=True)
+        self._let_go()
         self._executor = self._threads()
+
+    def _let_go(self) -> None:
+        """Close what threads had open that have ended."""
+        while self._scratches:
+            self._scratches.pop().close()
 
     def _scratch(self) -> Scratch:
         if not hasattr(self._local, "scratch"):
             self._local.scratch = Scratch(self.tile)
+            self._scratches.append(self._local.scratch)
         scratch: Scratch = self._local.scratch
         return scratch
 
@@ -77,3 +85,4 @@ class WorkerPool:
     def close(self) -> None:
         """Wait for jobs that run, drop those that do not, and end the threads."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+        self._let_go()

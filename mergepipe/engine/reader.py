@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mergepipe.cache.sources import other_content
-from mergepipe.checkpoints.geometry import BlockGrid
 from mergepipe.digest import content_digest
 from mergepipe.engine.ahead import advise
 from mergepipe.engine.code_reader import CodeReader, adjacent
 from mergepipe.engine.coding import CodeInput, CodeKey, Coding, code_block
-from mergepipe.engine.files import Files
 from mergepipe.engine.kernel import Array, Scratch, add_delta, typed
+from mergepipe.engine.limits import block_bytes
 from mergepipe.engine.work import UNREAD, Input, InputKey, Job, TensorWork
 from mergepipe.errors import InternalError, PlanError
 from mergepipe.progressive.decode import BlockDecoder
@@ -19,22 +18,39 @@ from mergepipe.progressive.encode import EncodedBlock
 
 
 class Reader:
-    """Reads what a job needs: into buffers of the worker, or into those that the group holds between its passes."""
+    """Reads what a job needs: into buffers of the worker, or into those that the group holds between its passes.
+
+    A job may be gone through piece by piece: `pieces` yields them, and what was read of one is gone with the next.
+
+    Attributes
+    ----------
+    blocks
+        The blocks of the piece; at first those of the whole job.
+    """
 
     def __init__(self, job: Job, scratch: Scratch) -> None:
         self._job = job
         self._group = job.group
         self._scratch = scratch
         self._inputs = job.group.inputs
+        self.blocks = range(job.start, job.stop)
+        self._most = job.piece or len(self.blocks)
         self._buffers: dict[InputKey, memoryview] = {}
         self._views: dict[InputKey, dict[int, memoryview]] = {key: {} for key in self._inputs}
-        self._found: dict[InputKey, list[bytes]] = {}
+        self._cold = [source for source in self._inputs.values() if source.known is None]
+        self._found: dict[InputKey, list[bytes]] = {source.key: [] for source in self._cold}
         self._codes = CodeReader(job.group.codes, scratch)
-        self._files = Files()
+        self._files = scratch.files
+        self._files.next_job()
 
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
+    def pieces(self) -> Iterator[range]:
+        """Yield the blocks of each piece of the job, when it is its turn."""
+        whole = self.blocks
+        for start in range(whole.start, whole.stop, self._most):
+            self.blocks = range(start, min(start + self._most, whole.stop))
+            for views in self._views.values():
+                views.clear()
+            yield self.blocks
 
     # --- what was read --------------------------------------------------------------------------------------------
 
@@ -43,7 +59,7 @@ class Reader:
         return {key: b"".join(digests) for key, digests in self._found.items()}
 
     def index_bytes(self, claimed: set[tuple[InputKey, int]]) -> dict[InputKey, int]:
-        """Return the bytes that were read for nothing but digests and statistics.
+        """Return the bytes that were read of the piece for nothing but digests and statistics.
 
         Parameters
         ----------
@@ -51,11 +67,10 @@ class Reader:
             The blocks that were counted as read to merge. What the group holds is counted when it is done.
         """
         counts: dict[InputKey, int] = {}
-        if self._group.held is None:
-            for key, views in self._views.items():
-                for block, view in views.items():
-                    if (key, block) not in claimed:
-                        counts[key] = counts.get(key, 0) + len(view)
+        for key, views in self._views.items():
+            for block, view in views.items():
+                if (key, block) not in claimed:
+                    counts[key] = counts.get(key, 0) + len(view)
         return counts
 
     def block_bytes(self, key: InputKey, block: int) -> int:
@@ -64,22 +79,24 @@ class Reader:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def _stop(self, source: Input) -> int:
-        return min(self._job.stop, source.grid.count)
+    @property
+    def is_cold(self) -> bool:
+        """Whether the content of an input is not known."""
+        return bool(self._cold)
 
     def read_cold(self) -> None:
-        """Read and hash what is wanted of the job's range of every input whose content is not known."""
-        for key, source in self._inputs.items():
-            if source.known is not None:
+        """Read and hash what is wanted of the piece of every input whose content is not known."""
+        for source in self._cold:
+            key, found = source.key, self._found[source.key]
+            blocks = range(self.blocks.start, min(self.blocks.stop, source.grid.count))
+            if source.levels is None and not source.earlier:
+                if blocks:
+                    self._read_run(source, blocks)
+                found += [content_digest(self.data(key, block)) for block in blocks]
                 continue
-            blocks = range(self._job.start, self._stop(source))
-            missing = [block for block in blocks if source.is_missing(block)]
-            for run in adjacent(missing):
+            for run in adjacent([block for block in blocks if source.is_missing(block)]):
                 self._read_run(source, run)
-            if len(missing) == len(blocks):
-                self._found[key] = [content_digest(self.data(key, block)) for block in blocks]
-            else:
-                self._found[key] = [self._cold_digest(source, block) for block in blocks]
+            found += [self._cold_digest(source, block) for block in blocks]
 
     def _cold_digest(self, source: Input, block: int) -> bytes:
         if not source.is_wanted(block):
@@ -98,14 +115,29 @@ class Reader:
         at = block - self._job.start
         return digests[at] if at < len(digests) else None
 
-    def read(self, needed: dict[InputKey, list[int]]) -> None:
-        """Read the blocks that are needed and not in memory, adjacent ones in one go; compare their digests."""
-        runs = [
+    def ask(self, needed: dict[InputKey, list[int]]) -> None:
+        """Ask the kernel for the blocks that are needed and not in memory: the disk works on all of them then."""
+        for source, run in self._runs(needed):
+            self._ask(source, run)
+
+    def _runs(self, needed: dict[InputKey, list[int]]) -> list[tuple[Input, range]]:
+        """Return the runs of adjacent blocks that are needed and not in memory."""
+        return [
             (self._inputs[key], run)
             for key, wanted in self._stored(needed).items()
             for run in adjacent([block for block in wanted if not self.has(key, block)])
         ]
-        for source, run in runs[1:]:  # the disk works on all of them while the first is read
+
+    def read(self, needed: dict[InputKey, list[int]], *, asked: bool = False) -> None:
+        """Read the blocks that are needed and not in memory, adjacent ones in one go; compare their digests.
+
+        Parameters
+        ----------
+        asked
+            Whether the kernel was asked for them.
+        """
+        runs = self._runs(needed)
+        for source, run in () if asked else runs[1:]:  # the disk works on all of them while the first is read
             self._ask(source, run)
         for source, run in runs:
             self._read_run(source, run)
@@ -115,6 +147,8 @@ class Reader:
 
     def _stored(self, needed: dict[InputKey, list[int]]) -> dict[InputKey, list[int]]:
         """Return what must be read of stored tensors: for an adapter, what its deltas are added to."""
+        if not self._group.adapters:
+            return needed
         stored: dict[InputKey, set[int]] = {}
         for key, blocks in needed.items():
             adapter = self._group.adapters.get(key)
@@ -137,23 +171,29 @@ class Reader:
                 source=source.ref.source,
                 tensor=source.ref.info.name,
             )
-        start, stop = source.grid.byte_range(run.start)[0], source.grid.byte_range(run.stop - 1)[1]
-        buffer, origin = self._buffer(source)
+        held, kept, key = self._group.held, self._group.kept, source.key
+        size, end = block_bytes(source.grid), source.grid.nbytes
+        if held is not None and run.start < kept:
+            if run.stop > kept:
+                self._read_run(source, range(kept, run.stop))
+                run = range(run.start, kept)
+            start, stop = run.start * size, min(run.stop * size, end)
+            self._files.read(source, held[key][start:stop], start)
+            self._group.present.update((key, block) for block in run)
+            return
+        buffer, origin = self._buffer(key, size, end), self.blocks.start * size
+        start, stop = run.start * size, min(run.stop * size, end)
         self._files.read(source, buffer[start - origin : stop - origin], start)
-        if self._group.held is not None:
-            self._group.present.update((source.key, block) for block in run)
-        else:
-            self._views[source.key].update(_blocks(source.grid, run, buffer, origin))
+        views = self._views[key]
+        for block in run:
+            start = block * size
+            views[block] = buffer[start - origin : min(start + size, end) - origin]
 
-    def _buffer(self, source: Input) -> tuple[memoryview, int]:
-        """Return the buffer for the job's range of an input, and the position in the tensor of its first byte."""
-        if self._group.held is not None:
-            return self._group.held[source.key], 0
-        origin = source.grid.byte_range(self._job.start)[0]
-        if source.key not in self._buffers:
-            last = source.grid.byte_range(self._stop(source) - 1)[1]
-            self._buffers[source.key] = self._scratch.buffer(len(self._buffers), last - origin)
-        return self._buffers[source.key], origin
+    def _buffer(self, key: InputKey, size: int, end: int) -> memoryview:
+        """Return the buffer for pieces of an input that has ``end`` bytes, in blocks of so many."""
+        if key not in self._buffers:
+            self._buffers[key] = self._scratch.buffer(len(self._buffers), min(self._most * size, end))
+        return self._buffers[key]
 
     # --- codes of deltas --------------------------------------------------------------------------------------------
 
@@ -229,10 +269,3 @@ class Reader:
         on = self._inputs[adapter.on]
         return add_delta(typed(self.data(adapter.on, block), on.ref.info.dtype), delta)
 
-
-def _blocks(grid: BlockGrid, run: range, buffer: memoryview, origin: int) -> Iterator[tuple[int, memoryview]]:
-    """Yield adjacent blocks and their bytes, from a buffer that begins ``origin`` bytes after the tensor's first."""
-    size = grid.block_rows * grid.row_bytes
-    for block in run:
-        start = block * size - origin
-        yield block, buffer[start : min(start + size, grid.nbytes - origin)]

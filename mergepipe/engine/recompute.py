@@ -16,6 +16,7 @@ from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.job import make_block, needed_codes, run_job
 from mergepipe.engine.kernel import Scratch
+from mergepipe.engine.limits import JobSizes
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.passes import GroupPasses, reduce_now
 from mergepipe.engine.pool import WorkerPool
@@ -80,7 +81,7 @@ class RecomputingEngine(Engine):
         for adapter in group.adapters.values():
             adapter.factors.digests()
         hashing = Group(works=(), inputs=cold, adapters=group.adapters)
-        passes = GroupPasses(hashing, self._index, self._store, HoldPool(0), 1)
+        passes = GroupPasses(hashing, self._index, self._store, HoldPool(0), JobSizes(1, 1, 1))
         if cold:
             for done in pool.run(run_job, jobs_of(hashing, self._job_blocks(hashing))):
                 passes.take(done)
@@ -132,10 +133,10 @@ class RecomputingEngine(Engine):
     ) -> Iterator[Job]:
         for tensor in tensors:
             group = maker.group([maker.work(plan, tensor)])
-            count = self._job_blocks(group)
-            passes = GroupPasses(group, self._index, self._store, HoldPool(0), count)
+            sizes = self._job_sizes(group)
+            passes = GroupPasses(group, self._index, self._store, HoldPool(0), sizes)
             reduce_now(passes, lambda jobs: pool.run(run_job, jobs))
-            yield from (Job(group=group, start=s, stop=e) for s, e in _runs(wanted[tensor.name], count))
+            yield from (Job(group=group, start=s, stop=e) for s, e in _runs(wanted[tensor.name], sizes.whole))
 
 
 def _runs(blocks: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
@@ -151,22 +152,19 @@ def _make(job: Job, scratch: Scratch) -> list[MadeBlock]:
     """Make the blocks of a job, which has one tensor."""
     (work,) = job.group.works
     reader = Reader(job, scratch)
-    try:
-        plans = [_plan(work, block, reader) for block in range(job.start, job.stop)]
-        reader.read(_needed(work, plans))
-        reader.read_codes(needed_codes((work, plan) for plan in plans))
-        made = []
-        for plan in plans:
-            start, stop = work.recipe.grid.byte_range(plan.block)
-            target = scratch.buffer("out", stop - start)
-            make_block(work, plan, reader, scratch, target)
-            found = MadeBlock(
-                tensor=work.name, block=plan.block, digest=content_digest(target), nbytes=stop - start
-            )
-            made.append(found)
-        return made
-    finally:
-        reader.close()
+    plans = [_plan(work, block, reader) for block in range(job.start, job.stop)]
+    reader.read(_needed(work, plans))
+    reader.read_codes(needed_codes((work, plan) for plan in plans))
+    made = []
+    for plan in plans:
+        start, stop = work.recipe.grid.byte_range(plan.block)
+        target = scratch.buffer("out", stop - start)
+        make_block(work, plan, reader, scratch, target)
+        found = MadeBlock(
+            tensor=work.name, block=plan.block, digest=content_digest(target), nbytes=stop - start
+        )
+        made.append(found)
+    return made
 
 
 def _plan(work: TensorWork, block: int, reader: Reader) -> BlockPlan:

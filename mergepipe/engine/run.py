@@ -38,7 +38,15 @@ from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.heap import keep_freed_memory
 from mergepipe.engine.hold import HoldPool
-from mergepipe.engine.limits import check_memory, fitting_workers, group_blocks, hold_bytes, job_memory, pending_bytes
+from mergepipe.engine.limits import (
+    JobSizes,
+    check_memory,
+    fitting_workers,
+    hold_bytes,
+    job_memory,
+    job_sizes,
+    pending_bytes,
+)
 from mergepipe.engine.meter import Meter, RunMeters
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
@@ -218,7 +226,7 @@ class Engine:
         """Make the progressive packs that groups read."""
         if groups:
             passes = [
-                CodePasses(group, self._index, self._store, self._hold, self._job_blocks(group), self._codes, begin)
+                CodePasses(group, self._index, self._store, self._hold, self._job_sizes(group), self._codes, begin)
                 for group in groups
             ]
             self._run("coding", plans, passes, meters, pool)
@@ -324,27 +332,30 @@ class Engine:
                         slot_blocks(slot, self._index)
 
     def _survey_passes(self, group: Group) -> SurveyPasses:
-        return SurveyPasses(group, self._index, self._store, self._hold, self._job_blocks(group), self._codes)
+        return SurveyPasses(group, self._index, self._store, self._hold, self._job_sizes(group), self._codes)
 
     def _passes(self, group: Group) -> GroupPasses:
-        return GroupPasses(group, self._index, self._store, self._hold, self._job_blocks(group))
+        return GroupPasses(group, self._index, self._store, self._hold, self._job_sizes(group))
 
     def _job_blocks(self, group: Group) -> int:
         """Return how many blocks a job takes: a read of good size, within the memory that is allowed."""
+        return self._job_sizes(group).whole
+
+    def _job_sizes(self, group: Group) -> JobSizes:
         inputs = [source.grid for source in group.inputs.values()]
         members = [(work.plan, work.recipe) for work in group.works]
-        return group_blocks(members, inputs, self._workers, self._job_memory)
+        return job_sizes(members, inputs, self._workers, self._job_memory)
 
     def _take(self, done: JobDone, run: RunMeters) -> None:
         """Enter a job's results."""
         group = done.job.group
         for work, blocks, meter in zip(group.works, done.done, done.meters, strict=True):
-            for block in blocks:
-                at = block.block * DIGEST_SIZE
-                work.keys[at : at + DIGEST_SIZE] = block.key
-                work.digests[at : at + DIGEST_SIZE] = block.digest
-                if block.holding is not None:
-                    work.holdings[block.block] = block.holding
+            for done_run in blocks:
+                at = done_run.first * DIGEST_SIZE
+                work.keys[at : at + len(done_run.keys)] = done_run.keys
+                work.digests[at : at + len(done_run.digests)] = done_run.digests
+                if done_run.holding is not None:
+                    work.holdings.update(dict.fromkeys(done_run.blocks, done_run.holding))
                 else:
                     work.changed = True
             run.meters[work.plan.output.name].add(meter)

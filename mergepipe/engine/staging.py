@@ -56,15 +56,19 @@ class StagedShard:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
         """Open the file for one operation: an output may have more shards than a process may have open files."""
-        with self._lock:
-            if not self._created:
-                self._create()
-                self._created = True
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        fd = self.open()
         try:
             yield fd
         finally:
             os.close(fd)
+
+    def open(self) -> int:
+        """Return a descriptor of the file, which is created where it is not there."""
+        with self._lock:
+            if not self._created:
+                self._create()
+                self._created = True
+        return os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
     def _create(self) -> None:
         if self.resumed:
@@ -97,6 +101,15 @@ class StagedShard:
         """Take note that another process has created the file."""
         self._created = True
 
+    @contextlib.contextmanager
+    def writing(self, tensor: str) -> Iterator[StagedWrites]:
+        """Let bytes of a tensor be written, in several goes."""
+        writes = StagedWrites(self, tensor)
+        try:
+            yield writes
+        finally:
+            writes.close()
+
     def write(self, tensor: str, start: int, data: memoryview) -> None:
         """Write bytes of a tensor, ``start`` bytes from its first.
 
@@ -105,13 +118,8 @@ class StagedShard:
         StorageError
             If the file system refuses, such as a full disk.
         """
-        try:
-            with self._opened() as fd:
-                offset = self.shard.offsets[tensor] + start
-                pwrite_all(fd, data, offset)
-                start_writeback(fd, offset, len(data))
-        except OSError as error:
-            fail_storage(error, self.path, "write")
+        with self.writing(tensor) as writes:
+            writes.write(start, data)
 
     def read(self, tensor: str, start: int, count: int) -> bytes:
         """Return bytes of a tensor that were written before; fewer if they cannot be read, which is a miss."""
@@ -120,3 +128,37 @@ class StagedShard:
                 return os.pread(fd, count, self.shard.offsets[tensor] + start)
         except OSError:
             return b""
+
+
+class StagedWrites:
+    """What one worker writes of one tensor: the file is open from the first write on, until it is closed."""
+
+    def __init__(self, shard: StagedShard, tensor: str) -> None:
+        self._shard = shard
+        self._offset = shard.shard.offsets[tensor]
+        self._fd: int | None = None
+        self._start = self._stop = 0
+
+    def write(self, start: int, data: memoryview) -> None:
+        """Write bytes of the tensor, ``start`` bytes from its first.
+
+        Raises
+        ------
+        StorageError
+            If the file system refuses, such as a full disk.
+        """
+        offset = self._offset + start
+        try:
+            if self._fd is None:
+                self._fd, self._start, self._stop = self._shard.open(), offset, offset
+            pwrite_all(self._fd, data, offset)
+        except OSError as error:
+            fail_storage(error, self._shard.path, "write")
+        self._start, self._stop = min(self._start, offset), max(self._stop, offset + len(data))
+
+    def close(self) -> None:
+        """Have the kernel begin to write what was written to the disk, and close the file."""
+        if self._fd is not None:
+            start_writeback(self._fd, self._start, self._stop - self._start)
+            os.close(self._fd)
+            self._fd = None

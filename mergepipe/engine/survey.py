@@ -10,6 +10,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.engine.codings import BeginCodings, begin_codings, finish_codings
 from mergepipe.engine.hold import HoldPool
+from mergepipe.engine.limits import JobSizes
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.passes import GroupPasses, Reducer
 from mergepipe.engine.work import Group, InputKey, Job, JobDone, TensorWork
@@ -44,10 +45,10 @@ class SurveyPasses(GroupPasses):
         index: SourceIndex,
         store: StatisticStore,
         pool: HoldPool,
-        job_blocks: int,
+        sizes: JobSizes,
         codes: CodeStore | None = None,
     ) -> None:
-        super().__init__(group, index, store, pool, job_blocks)
+        super().__init__(group, index, store, pool, sizes)
         self._codes = codes
         self.found: dict[tuple[str, str], BudgetTensor] = {}
         self.unreported = self.nbytes
@@ -115,11 +116,11 @@ class CodePasses(GroupPasses):
         index: SourceIndex,
         store: StatisticStore,
         pool: HoldPool,
-        job_blocks: int,
+        sizes: JobSizes,
         codes: CodeStore,
         begin: BeginCodings,
     ) -> None:
-        super().__init__(group, index, store, pool, job_blocks)
+        super().__init__(group, index, store, pool, sizes)
         self._codes = codes
         self._begin = begin
 

@@ -137,8 +137,10 @@ class Group:
     codes
         The progressive codes that are read, by the keys of base and expert.
     held
-        By input key its whole bytes, as far as they were read: what a group keeps in memory between its passes; None
-        where it keeps nothing.
+        By input key the bytes of its first `kept` blocks, as far as they were read: what a group keeps in memory
+        between its passes; None where it keeps nothing.
+    kept
+        How many blocks of each input that are.
     present
         The (input, block) pairs that lie in ``held``.
     claimed
@@ -151,6 +153,7 @@ class Group:
     codes: Mapping[tuple[InputKey, InputKey], CodeInput] = field(default_factory=dict)
     hashed: dict[InputKey, bytearray] = field(default_factory=dict)
     held: dict[InputKey, memoryview] | None = None
+    kept: int = 0
     present: set[tuple[InputKey, int]] = field(default_factory=set)
     claimed: set[tuple[InputKey, int]] = field(default_factory=set)
 
@@ -201,6 +204,8 @@ class Job:
 
     Attributes
     ----------
+    piece
+        How many blocks of it are in memory at a time, at most; 0 for all of them.
     measures, codings
         The statistics to be taken, and the codes to be made; where there are none, the blocks are merged.
     reuse
@@ -210,19 +215,25 @@ class Job:
     group: Group
     start: int
     stop: int
+    piece: int = 0
     reuse: bool = True
     measures: tuple[Measure, ...] = ()
     codings: tuple[Coding, ...] = ()
 
 
 @dataclass(slots=True)
-class BlockDone:
-    """A finished block: its key, its digest, and where its bytes lie (None: in the staged shard)."""
+class BlocksDone:
+    """Adjacent finished blocks: the first, their packed keys and digests, where they lie (None: the staged shard)."""
 
-    block: int
-    key: bytes
-    digest: bytes
+    first: int
+    keys: bytes
+    digests: bytes
     holding: Holding | None
+
+    @property
+    def blocks(self) -> range:
+        """The blocks."""
+        return range(self.first, self.first + len(self.keys) // DIGEST_SIZE)
 
 
 @dataclass(slots=True)
@@ -250,7 +261,7 @@ class JobDone:
     index_bytes
         Per input the bytes that were read only to hash them or to measure.
     claimed
-        The (input, block) pairs that were counted as read to merge.
+        The (input, block) pairs that were counted as read to merge, of those that the group keeps.
     adapters
         By key of an adapter's tensor the index of the work that read it to merge first, and whether as an expert.
     nbytes
@@ -259,7 +270,7 @@ class JobDone:
 
     job: Job
     hashed: dict[InputKey, bytes]
-    done: tuple[list[BlockDone], ...]
+    done: tuple[list[BlocksDone], ...]
     meters: tuple[Meter, ...]
     measured: list[BlockMeasured]
     index_bytes: dict[InputKey, int]
@@ -274,15 +285,18 @@ def jobs_of(
     measures: tuple[Measure, ...] = (),
     wanted: Container[int] | None = None,
     codings: tuple[Coding, ...] = (),
+    piece: int = 0,
 ) -> Iterator[Job]:
     """Cut a group into jobs of at most ``block_count`` blocks.
 
     Parameters
     ----------
+    piece
+        How many of these are in memory at a time; 0 for all.
     wanted
         The blocks that matter; jobs without any are left out. None: all.
     """
     for start in range(0, group.blocks, block_count):
         stop = min(start + block_count, group.blocks)
         if wanted is None or any(block in wanted for block in range(start, stop)):
-            yield Job(group=group, start=start, stop=stop, measures=measures, codings=codings)
+            yield Job(group=group, start=start, stop=stop, piece=piece, measures=measures, codings=codings)

@@ -13,6 +13,7 @@ from dataclasses import field
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import DIGEST_SIZE
+from mergepipe.engine.limits import kept_blocks
 from mergepipe.engine.work import Group, Input, InputKey, TensorWork
 from mergepipe.errors import OperatorError
 from mergepipe.graph.alike import alike_blocks, block_digests, blocks_bytes
@@ -296,12 +297,13 @@ class GroupReads:
 
     def _count_index(self) -> None:
         """Count what is read and not merged: all of what is cold, and the blocks that only statistics need."""
-        held = self._measures and self._group.input_bytes <= self._hold_limit
-        once = held or not self._measures
+        grids = [source.grid for source in self._group.inputs.values()]
+        kept = kept_blocks(grids, self._hold_limit) if self._measures else None  # None: nothing is read twice
         for key, source in self._group.inputs.items():
             cold = source.known is None and source.ref.source not in self._stages
             read = self._measured.get(key, _NONE) | (missing_blocks(source) if cold else _NONE)
-            unclaimed = read - self._read.get(key, _NONE) if once else read
+            merged = self._read.get(key, _NONE)
+            unclaimed = {block for block in read if block not in merged or (kept is not None and block >= kept)}
             self._add_index(key, source.ref.source, blocks_bytes(source.grid, unclaimed))
         for stored, blocks in recoded_blocks(self._group, self._index).items():
             given = self._group.inputs[stored]
