@@ -53,6 +53,10 @@ class BlockGrid:
         Rows in every block but the last, which may have fewer.
     count
         Number of blocks.
+    nbytes
+        Bytes of the whole tensor.
+    block_bytes
+        Bytes of a full block.
     """
 
     rows: int
@@ -60,11 +64,8 @@ class BlockGrid:
     row_bytes: int
     block_rows: int
     count: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
-        return self.rows * self.row_bytes
+    nbytes: int
+    block_bytes: int
 
     def rows_of(self, block: int) -> tuple[int, int]:
         """Return the first row of a block and the row after its last.
@@ -123,4 +124,6 @@ def _grid(dtype: str, shape: tuple[int, ...], block_elements: int) -> BlockGrid:
         row_bytes=row_bytes,
         block_rows=block_rows,
         count=-(-rows // block_rows),
+        nbytes=rows * row_bytes,
+        block_bytes=block_rows * row_bytes,
     )

@@ -30,13 +30,17 @@ class Claims:
         self._stages: set[tuple[CodeKey, int, int]] = set()
         self._approximated: set[tuple[InputKey, int]] = set()
         self.adapters: dict[InputKey, tuple[int, bool]] = {}
+        self._kinds = [
+            [self._kind(number, slot) for slot in range(len(work.inputs))] for number, work in enumerate(group.works)
+        ]
 
     def count(self, number: int, plans: Iterable[BlockPlan], meter: Meter) -> None:
         """Count for the work of this number."""
         tensor = self._group.works[number].recipe.tensor
-        kinds = [self._kind(number, slot) for slot in range(len(tensor.slots))]
+        kinds = self._kinds[number]
         for plan in plans:
-            self._coded(self._group.works[number], plan, meter)
+            if plan.coded:
+                self._coded(self._group.works[number], plan, meter)
             for slot in plan.reads:
                 kind = kinds[slot]
                 if kind is None:

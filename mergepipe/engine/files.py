@@ -65,7 +65,9 @@ class Files:
         StorageError
             If the file system refuses.
         """
-        fd = self.descriptor(source)
+        fd = self._checked.get(source.file.path)
+        if fd is None:
+            fd = self.descriptor(source)
         try:
             pread_into(fd, target, source.ref.info.offset + start, path=source.file.path)
         except OSError as error:

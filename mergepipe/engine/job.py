@@ -252,7 +252,11 @@ def _read_slots(work: TensorWork, plan: BlockPlan | StatisticPlan) -> Iterator[t
 def _needed(*pairs: Iterable[tuple[InputKey, int]]) -> dict[InputKey, list[int]]:
     needed: dict[InputKey, set[int]] = {}
     for key, block in itertools.chain(*pairs):
-        needed.setdefault(key, set()).add(block)
+        found = needed.get(key)
+        if found is None:
+            needed[key] = {block}
+        else:
+            found.add(block)
     return {key: sorted(blocks) for key, blocks in needed.items()}
 
 

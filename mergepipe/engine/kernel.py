@@ -275,9 +275,14 @@ def _to_odd(values: Array) -> Array:
     return narrow
 
 
+@functools.cache
+def _infinity(dtype: np.dtype[Any]) -> int | None:
+    return _INFINITY.get(dtype.name)
+
+
 def all_finite(values: Array, scratch: Scratch) -> bool:
     """Return whether no value (1-D, of any mergeable dtype) is NaN or infinite."""
-    infinity = _INFINITY.get(values.dtype.name)
+    infinity = _infinity(values.dtype)
     length = scratch.tile_elements
     for start in range(0, values.size, length):
         part = values[start : start + length]

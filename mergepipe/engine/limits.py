@@ -23,7 +23,7 @@ _AMPLE = 1 << 29
 JOB_ELEMENTS = 1 << 20
 # Elements of each input that are in memory at a time: what was just read still lies in the processor's second cache
 # when it is hashed. Where that can be, a job has several such pieces, for each job costs some work by itself.
-PIECE_ELEMENTS = 1 << 18
+PIECE_ELEMENTS = 1 << 19
 LONG_ELEMENTS = 1 << 21
 # Of a job that only hashes.
 HASH_ELEMENTS = 1 << 22
@@ -139,7 +139,7 @@ def _coded(members: Sequence[Member]) -> list[BlockGrid]:
 
 def block_bytes(grid: BlockGrid) -> int:
     """Return the bytes of a full block."""
-    return grid.block_rows * grid.row_bytes
+    return grid.block_bytes
 
 
 def _largest(grid: BlockGrid) -> int:

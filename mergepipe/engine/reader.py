@@ -10,7 +10,6 @@ from mergepipe.engine.ahead import advise
 from mergepipe.engine.code_reader import CodeReader, adjacent
 from mergepipe.engine.coding import CodeInput, CodeKey, Coding, code_block
 from mergepipe.engine.kernel import Array, Scratch, add_delta, typed
-from mergepipe.engine.limits import block_bytes
 from mergepipe.engine.work import UNREAD, Input, InputKey, Job, TensorWork
 from mergepipe.errors import InternalError, PlanError
 from mergepipe.progressive.decode import BlockDecoder
@@ -86,13 +85,17 @@ class Reader:
 
     def read_cold(self) -> None:
         """Read and hash what is wanted of the piece of every input whose content is not known."""
+        first, last = self.blocks.start, self.blocks.stop
         for source in self._cold:
-            key, found = source.key, self._found[source.key]
-            blocks = range(self.blocks.start, min(self.blocks.stop, source.grid.count))
+            key, found, count = source.key, self._found[source.key], source.grid.count
+            blocks = self.blocks if last <= count else range(first, max(first, count))
             if source.levels is None and not source.earlier:
                 if blocks:
                     self._read_run(source, blocks)
-                found += [content_digest(self.data(key, block)) for block in blocks]
+                views = self._views[key]
+                for block in blocks:
+                    view = views.get(block)
+                    found.append(content_digest(self.data(key, block) if view is None else view))
                 continue
             for run in adjacent([block for block in blocks if source.is_missing(block)]):
                 self._read_run(source, run)
@@ -122,11 +125,13 @@ class Reader:
 
     def _runs(self, needed: dict[InputKey, list[int]]) -> list[tuple[Input, range]]:
         """Return the runs of adjacent blocks that are needed and not in memory."""
-        return [
-            (self._inputs[key], run)
-            for key, wanted in self._stored(needed).items()
-            for run in adjacent([block for block in wanted if not self.has(key, block)])
-        ]
+        runs = []
+        for key, wanted in self._stored(needed).items():
+            views, present = self._views[key], self._group.present
+            missing = [block for block in wanted if block not in views and (key, block) not in present]
+            if missing:
+                runs += [(self._inputs[key], run) for run in adjacent(missing)]
+        return runs
 
     def read(self, needed: dict[InputKey, list[int]], *, asked: bool = False) -> None:
         """Read the blocks that are needed and not in memory, adjacent ones in one go; compare their digests.
@@ -171,29 +176,32 @@ class Reader:
                 source=source.ref.source,
                 tensor=source.ref.info.name,
             )
-        held, kept, key = self._group.held, self._group.kept, source.key
-        size, end = block_bytes(source.grid), source.grid.nbytes
-        if held is not None and run.start < kept:
-            if run.stop > kept:
-                self._read_run(source, range(kept, run.stop))
-                run = range(run.start, kept)
-            start, stop = run.start * size, min(run.stop * size, end)
-            self._files.read(source, held[key][start:stop], start)
-            self._group.present.update((key, block) for block in run)
+        group, key = self._group, source.key
+        if group.held is not None and run.start < group.kept:
+            self._read_kept(source, run, group.held[key])
             return
-        buffer, origin = self._buffer(key, size, end), self.blocks.start * size
-        start, stop = run.start * size, min(run.stop * size, end)
-        self._files.read(source, buffer[start - origin : stop - origin], start)
+        size, end = source.grid.block_bytes, source.grid.nbytes
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = self._buffers[key] = self._scratch.buffer(len(self._buffers), min(self._most * size, end))
+        origin, start, stop = self.blocks.start * size, run.start * size, run.stop * size
+        target = buffer[start - origin : min(end, stop) - origin]
+        self._files.read(source, target, start)
         views = self._views[key]
-        for block in run:
-            start = block * size
-            views[block] = buffer[start - origin : min(start + size, end) - origin]
+        if len(run) == 1:
+            views[run.start] = target
+            return
+        for at, block in enumerate(run):
+            views[block] = target[at * size : (at + 1) * size]
 
-    def _buffer(self, key: InputKey, size: int, end: int) -> memoryview:
-        """Return the buffer for pieces of an input that has ``end`` bytes, in blocks of so many."""
-        if key not in self._buffers:
-            self._buffers[key] = self._scratch.buffer(len(self._buffers), min(self._most * size, end))
-        return self._buffers[key]
+    def _read_kept(self, source: Input, run: range, held: memoryview) -> None:
+        """Read a run of which the first blocks are kept between the passes."""
+        group, key, size = self._group, source.key, source.grid.block_bytes
+        if run.stop > group.kept:
+            self._read_run(source, range(group.kept, run.stop))
+            run = range(run.start, group.kept)
+        self._files.read(source, held[run.start * size : run.stop * size], run.start * size)
+        group.present.update([(key, block) for block in run])
 
     # --- codes of deltas --------------------------------------------------------------------------------------------
 

@@ -59,7 +59,9 @@ def pread_into(fd: int, buffer: memoryview, offset: int, *, path: object) -> Non
         If the kernel cannot read it.
     """
     while buffer:
-        count = os.preadv(fd, [buffer], offset)
+        count = os.preadv(fd, (buffer,), offset)
+        if count == len(buffer):
+            return
         if count == 0:
             raise SourceChangedError(
                 f"`{path}` ends before byte {offset + len(buffer):,}: it was changed while it was being read",

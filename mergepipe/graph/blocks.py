@@ -16,7 +16,7 @@ from mergepipe.operators.contract import Operator, Reduction, Statistic, TensorF
 from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.facts import tensor_facts
 from mergepipe.plan.recipe import input_form
-from mergepipe.plan.values import Decision, TensorPlan
+from mergepipe.plan.values import Decision, InputRef, TensorPlan
 from mergepipe.values import dataclass
 
 
@@ -25,6 +25,7 @@ class TensorRecipe:
     """What block states need of a tensor's plan, computed once per tensor."""
 
     tensor: TensorPlan
+    slots: tuple[InputRef | None, ...]
     geometry: Geometry
     grid: BlockGrid
     input_grids: tuple[BlockGrid | None, ...]
@@ -39,6 +40,7 @@ class TensorRecipe:
         merged = tensor.decision is Decision.MERGE and any(slot is not None for slot in tensor.experts)
         return cls(
             tensor=tensor,
+            slots=tensor.slots,
             geometry=geometry,
             grid=tensor.grid(geometry),
             input_grids=tuple(slot.grid(geometry) if slot else None for slot in tensor.slots),
@@ -140,13 +142,14 @@ def plan_block(
     keyed
         Whether the key is wanted, which costs more than all else. Without, it is empty, and the reduction is nothing.
     """
-    tensor, merged = recipe.tensor, recipe.merged_elements(block)
+    tensor, elements = recipe.tensor, recipe.elements(block)
+    merged = elements if tensor.common_rows is None else recipe.merged_elements(block)
     if tensor.decision is Decision.EQUAL:
         key = block_key(tensor.recipe, [digest or ABSENT for digest in digests], merged) if keyed else b""
         sources = (0, *(None for _ in tensor.experts))
         return BlockPlan(block=block, key=key, sources=sources, copied=0, zero=(), shared=())
-    omitted, coded = _inexact(tensor, block, digests) if merged else ((), {})
-    seen = [None if slot in omitted else digest for slot, digest in enumerate(digests)]
+    omitted, coded = _inexact(tensor, block, digests) if merged and tensor.access is not None else ((), {})
+    seen = [None if slot in omitted else digest for slot, digest in enumerate(digests)] if omitted else [*digests]
     for slot, level in coded.items():
         if keyed:
             seen[slot] = code_digest(digests[0], digests[slot], level, recipe.grid.row_elements)
@@ -154,17 +157,18 @@ def plan_block(
             seen[slot] = b"%d " % level + (digests[slot] or ABSENT)
     if merged == 0:  # beyond the rows that all sources have
         seen = [digests[0], *(None for _ in tensor.experts)]
-    anchored = bool(omitted or coded) and not tensor.uses_base
-    unused = merged == recipe.elements(block) and not (tensor.uses_base or anchored)
+    uses_base = tensor.uses_base
+    anchored = bool(omitted or coded) and not uses_base
+    unused = merged == elements and not (uses_base or anchored)
     if unused and not tensor.anchored:
         seen[0] = None
-    sources, zero, shared = _assign(recipe, seen, zeros=tensor.uses_base)
+    sources, zero, shared = _assign(recipe, seen, zeros=uses_base)
     if anchored:  # the base's block stands for those that are left out
         sources = tuple(0 if slot in omitted else source for slot, source in enumerate(sources))
     elif unused:  # equal blocks of experts are read from the base, but it is no part of the result
         seen[0] = None
         sources = sources if 0 in sources[1:] else (None, *sources[1:])
-    copied = _copied(recipe, block, sources, merged, coded, anchored=anchored)
+    copied = _copied(recipe, elements, sources, merged, coded, anchored=anchored)
     computed = copied is None and merged > 0
     key = b""
     if keyed:
@@ -246,7 +250,11 @@ def _assign(
     recipe: TensorRecipe, digests: Sequence[bytes | None], *, zeros: bool
 ) -> tuple[tuple[int | None, ...], tuple[int, ...], tuple[int, ...]]:
     """Find equal content, and where ``zeros`` says so zero deltas. Equal is the same bytes in the same dtype."""
-    slots = recipe.tensor.slots
+    slots = recipe.slots
+    present = [digest for digest in digests if digest is not None]
+    if len(set(present)) == len(present):  # nothing is equal: nearly always
+        pairs = enumerate(zip(slots, digests, strict=True))
+        return tuple([None if slot is None or digest is None else at for at, (slot, digest) in pairs]), (), ()
     seen: dict[tuple[str, bytes], int] = {}
     sources: list[int | None] = []
     zero: list[int] = []
@@ -268,7 +276,7 @@ def _assign(
 
 def _copied(
     recipe: TensorRecipe,
-    block: int,
+    elements: int,
     sources: tuple[int | None, ...],
     merged: int,
     coded: Container[int],
@@ -279,16 +287,16 @@ def _copied(
     tensor = recipe.tensor
     if merged == 0:
         chosen: int | None = 0
-    elif merged != recipe.elements(block):
+    elif merged != elements:
         return None
     elif anchored and recipe.operator.rests_at_base(tensor.prepared) and not any(sources[1:]):
         chosen = 0  # every expert is left out, or equals the base
     else:
-        present = tuple(source is not None for source in sources[1:])
+        present = tuple([source is not None for source in sources[1:]])
         index = recipe.operator.copied_input(tensor.prepared, present)
         chosen = None if index is None else index + 1
     source = None if chosen is None else sources[chosen]
-    slot = None if source is None else tensor.slots[source]
+    slot = None if source is None else recipe.slots[source]
     if slot is None or slot.lora is not None or slot.info.dtype != tensor.dtype or source in coded:
         return None
     return source
