@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -77,23 +77,10 @@ def _init(cls: type, *, frozen: bool, slots: bool) -> Callable[..., None]:
     if not all(field.init for field in fields) or (not frozen and "__setattr__" in vars(cls)):
         return _standard_init(cls, frozen=frozen, slots=slots)
     setters = [(field.name, _setter(cls, field.name, slots=slots)) for field in fields]
-    positional = [field.name for field in fields if not field.kw_only]
-    defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
-    makers = [(f.name, f.default_factory) for f in fields if f.default_factory is not dataclasses.MISSING]
     count, then = len(fields), getattr(cls, "__post_init__", None)
 
     def init(self: object, /, *args: Any, **kwargs: Any) -> None:
-        values = {**defaults, **kwargs} if defaults else kwargs
-        if args:
-            given = dict(zip(positional, args, strict=False))
-            if len(args) > len(positional) or not given.keys().isdisjoint(kwargs):
-                refuse(self, *args, **kwargs)
-            values = values | given
-        for name, make in makers:
-            if name not in values:
-                values[name] = make()
-        if len(values) != count:
-            refuse(self, *args, **kwargs)
+        values = kwargs if len(kwargs) == count and not args else complete(self, args, kwargs)
         try:
             for name, put in setters:
                 put(self, values[name])
@@ -106,7 +93,33 @@ def _init(cls: type, *, frozen: bool, slots: bool) -> Callable[..., None]:
         """Raise the standard's error."""
         _standard_init(cls, frozen=frozen, slots=slots)(self, *args, **kwargs)
 
+    complete = _completing(fields, refuse)
     return init
+
+
+def _completing(
+    fields: Sequence[dataclasses.Field[Any]], refuse: Callable[..., None]
+) -> Callable[[object, tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """Return what puts values by name together from those that are given by place and by name, and the defaults."""
+    positional = [field.name for field in fields if not field.kw_only]
+    defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    makers = [(f.name, f.default_factory) for f in fields if f.default_factory is not dataclasses.MISSING]
+
+    def complete(self: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        values = {**defaults, **kwargs}
+        if args:
+            given = dict(zip(positional, args, strict=False))
+            if len(args) > len(positional) or not given.keys().isdisjoint(kwargs):
+                refuse(self, *args, **kwargs)
+            values |= given
+        for name, make in makers:
+            if name not in values:
+                values[name] = make()
+        if len(values) != len(fields):
+            refuse(self, *args, **kwargs)
+        return values
+
+    return complete
 
 
 def _setter(cls: type, name: str, *, slots: bool) -> Callable[[object, Any], None]:

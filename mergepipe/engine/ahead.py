@@ -16,10 +16,18 @@ _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _FILES = 8
 
 
-def advise(fd: int, offset: int, count: int) -> None:
-    """Ask for ``count`` bytes of a file from ``offset`` on; returns at once. Does nothing where one cannot ask."""
-    if not _is_cached(fd, offset, count):
+def advise(fd: int, offset: int, count: int) -> bool:
+    """Ask for ``count`` bytes of a file from ``offset`` on; returns at once. Does nothing where one cannot ask.
+
+    Returns
+    -------
+    bool
+        Whether they seem to be in the page cache, so that nothing was asked for.
+    """
+    is_cached = _is_cached(fd, offset, (0, count // 2, count - 1))
+    if not is_cached:
         ask_for(fd, offset, count)
+    return is_cached
 
 
 def ask_for(fd: int, offset: int, count: int) -> None:
@@ -30,8 +38,8 @@ def ask_for(fd: int, offset: int, count: int) -> None:
                 os.posix_fadvise(fd, offset + start, min(_STEP, count - start), os.POSIX_FADV_WILLNEED)
 
 
-def _is_cached(fd: int, offset: int, count: int) -> bool:
-    """Return whether a range seems to be in the page cache: its ends and its middle are.
+def _is_cached(fd: int, offset: int, places: tuple[int, ...]) -> bool:
+    """Return whether bytes behind an offset are in the page cache: of a range its ends and its middle.
 
     For what is there, each advice costs as much as reading a tenth of it.
     """
@@ -39,7 +47,7 @@ def _is_cached(fd: int, offset: int, count: int) -> bool:
         return False
     byte = [bytearray(1)]
     try:
-        return all(os.preadv(fd, byte, offset + at, _NOWAIT) for at in (0, count // 2, count - 1))
+        return all(os.preadv(fd, byte, offset + at, _NOWAIT) for at in places)
     except OSError:
         return False  # it would have to wait, or cannot tell
 
@@ -64,6 +72,7 @@ class ReadAhead:
 
     def __init__(self) -> None:
         self._fds: OrderedDict[str, int | None] = OrderedDict()
+        self._cached: set[str] = set()  # the files of which all that was looked at last is in the page cache
 
     def close(self) -> None:
         """Close the files."""
@@ -78,11 +87,19 @@ class ReadAhead:
         for key, source in job.group.inputs.items():
             if job.start >= source.grid.count or not (key in bases if source.known else source.is_missing(job.start)):
                 continue
-            fd = self._descriptor(source.key[0])
+            fd = self._descriptor(key[0])
             if fd is not None:
-                size = source.grid.block_rows * source.grid.row_bytes
+                size = source.grid.block_bytes
                 start, stop = job.start * size, min(job.stop * size, source.grid.nbytes)
-                advise(fd, source.ref.info.offset + start, stop - start)
+                self._advise(key[0], fd, source.ref.info.offset + start, stop - start)
+
+    def _advise(self, path: str, fd: int, offset: int, count: int) -> None:
+        """Ask for a range. Where all went before it was there, it is if its end is."""
+        if path in self._cached and _is_cached(fd, offset, (count - 1,)):
+            return
+        self._cached.discard(path)
+        if advise(fd, offset, count):
+            self._cached.add(path)
 
     def _descriptor(self, path: str) -> int | None:
         if path in self._fds:

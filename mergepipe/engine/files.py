@@ -41,7 +41,7 @@ class Files:
 
     def __init__(self, *, scattered: bool = False) -> None:
         self._fds: OrderedDict[Path, int] = OrderedDict()
-        self._checked: dict[Path, int] = {}  # those that this job has looked at
+        self._checked: dict[int, int] = {}  # those that this job has looked at, by the id of the `CheckpointFile`
         self._scattered = scattered
 
     def close(self) -> None:
@@ -65,9 +65,7 @@ class Files:
         StorageError
             If the file system refuses.
         """
-        fd = self._checked.get(source.file.path)
-        if fd is None:
-            fd = self.descriptor(source)
+        fd = self.descriptor(source)
         try:
             pread_into(fd, target, source.ref.info.offset + start, path=source.file.path)
         except OSError as error:
@@ -83,30 +81,31 @@ class Files:
         StorageError
             If the file system refuses.
         """
-        path = source.file.path
-        fd = self._checked.get(path)
+        fd = self._checked.get(id(source.file))
         if fd is None:
+            path = source.file.path
             try:
-                fd, found = self._looked_at(path)
+                fd = self._open(path)
+                found = os.fstat(fd)  # of one that was replaced, or written to, times have changed
             except FileNotFoundError:
                 raise source_changed(source.ref.source, source.file) from None
             except OSError as error:
                 fail_storage(error, path, "read")
             if FileIdentity.of(found) != source.file.identity:
                 raise source_changed(source.ref.source, source.file)
-            self._checked[path] = fd
+            self._checked[id(source.file)] = fd
         return fd
 
-    def _looked_at(self, path: Path) -> tuple[int, os.stat_result]:
-        """Return the descriptor of a file, and what lies at its path now: another file may have taken its place."""
+    def _open(self, path: Path) -> int:
+        """Return the descriptor of a file that is open already, or is opened now."""
         if path in self._fds:
             self._fds.move_to_end(path)
-            return self._fds[path], os.stat(path)
+            return self._fds[path]
         if len(self._fds) >= _FILES:
-            old, fd = self._fds.popitem(last=False)  # the one that was not asked for the longest
-            self._checked.pop(old, None)
+            _, fd = self._fds.popitem(last=False)  # the one that was not asked for the longest
+            self._checked.clear()
             os.close(fd)
         fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if self._scattered and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        return fd, os.fstat(fd)
+        return fd

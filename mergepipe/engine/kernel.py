@@ -100,7 +100,7 @@ def compute_block(
     """
     tensor = recipe.tensor
     with np.errstate(all="ignore"):  # what is not finite is found in the result, and named
-        cut = _Cut(rowwise=recipe.rowwise, base=tensor.uses_base, stored=recipe.operator.widens)
+        cut = _cut(recipe.rowwise, tensor.uses_base, recipe.operator.widens)
         tiles = _tiles(recipe, block, inputs, aliases, out.size, scratch, cut)
         for tile in tiles:
             result = recipe.operator.apply(tile, tensor.prepared, reduction)
@@ -119,7 +119,7 @@ def measure_block(
     """Return a statistic of the merged elements of a block; parameters as in `compute_block`."""
     size = recipe.merged_elements(block)
     with np.errstate(all="ignore"):
-        cut = _Cut(rowwise=statistic.rowwise, base=True, stored=statistic.widens, stored_base=statistic.widens_base)
+        cut = _cut(statistic.rowwise, True, statistic.widens, statistic.widens_base)
         tiles = _tiles(recipe, block, inputs, aliases, size, scratch, cut)
         return statistic.measure(tiles)
 
@@ -144,6 +144,11 @@ class _Cut:
     base: bool
     stored: bool
     stored_base: bool = False
+
+
+@functools.cache
+def _cut(rowwise: bool, base: bool, stored: bool, stored_base: bool = False) -> _Cut:
+    return _Cut(rowwise=rowwise, base=base, stored=stored, stored_base=stored_base)
 
 
 def _tiles(

@@ -52,10 +52,7 @@ class Meter:
     @classmethod
     def of(cls, values: tuple[float, ...]) -> Meter:
         """Return a meter of these `values`."""
-        made = cls()
-        for name, value in zip(cls.__slots__, values, strict=True):
-            setattr(made, name, value)
-        return made
+        return cls(*values)  # type: ignore[arg-type]
 
     def values(self) -> tuple[float, ...]:
         """Return all counts, in their order."""
@@ -64,7 +61,8 @@ class Meter:
     def add(self, other: Meter) -> None:
         """Add another meter's counts to this one."""
         for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+            if more := getattr(other, name):
+                setattr(self, name, getattr(self, name) + more)
 
 
 @dataclass(frozen=True, slots=True)
