@@ -7,7 +7,7 @@ output buffer. Tiles are cut without regard to what they hold, so no result may 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ _JOINED = 2
 # The bits of infinity in the 16-bit floats: those of NaN, but for the sign, are larger, and all others smaller.
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}
 _SIGN = 1 << 15
+# For how many sizes of tiles views of buffers are kept.
+_SIZES = 8
 
 Array = np.ndarray[Any, Any]
 
@@ -47,6 +49,7 @@ class Scratch:
         self.files = Files()
         self._bytes: dict[object, Array] = {}
         self._wide: dict[tuple[object, str], Array] = {}
+        self._rooms: dict[tuple[str, int], _Rooms] = {}
 
     def close(self) -> None:
         """Close the files."""
@@ -59,9 +62,14 @@ class Scratch:
             have = self._bytes[name] = np.empty(nbytes, np.uint8)
         return memoryview(have[:nbytes].data)
 
-    def room(self, work: str, size: int, number: int) -> Array:
-        """Return the operators' buffer of this number in the work dtype, ``(size,)``."""
-        return self.tile(-1 - number, work, size)
+    def rooms(self, work: str, size: int) -> Callable[[int], Array]:
+        """Return what gives the operators' buffers by their number, in the work dtype, ``(size,)``."""
+        found = self._rooms.get((work, size))
+        if found is None:
+            if len(self._rooms) == _SIZES:
+                self._rooms.clear()
+            found = self._rooms[work, size] = _Rooms(self, work, size)
+        return found.__getitem__
 
     def tile(self, name: object, work: str, size: int) -> Array:
         """Return a buffer of this name in the work dtype, ``(size,)``; numbers from 0 on are slots."""
@@ -69,7 +77,22 @@ class Scratch:
         have = self._wide.get(key)
         if have is None or have.size < size:  # a row may be longer than a tile
             have = self._wide[key] = np.empty(max(size, self.tile_elements), np.dtype(work))
+            self._rooms.clear()  # they may be of the one that was too small
         return have[:size]
+
+
+class _Rooms(dict[int, Array]):
+    """An operator's buffers for tiles of one size by their number. They are asked for between any two operations."""
+
+    def __init__(self, scratch: Scratch, work: str, size: int) -> None:
+        super().__init__()
+        self._scratch = scratch
+        self._work = work
+        self._size = size
+
+    def __missing__(self, number: int) -> Array:
+        found = self[number] = self._scratch.tile(-1 - number, self._work, self._size)
+        return found
 
 
 def typed(data: memoryview, dtype: str) -> Array:
@@ -205,7 +228,7 @@ def _tiles(
             shape=(stop - start,),
             dtype=dtype,
             non_finite=non_finite,
-            scratch=functools.partial(scratch.room, work, stop - start),
+            scratch=scratch.rooms(work, stop - start),
             start=first + start,
             block=block,
             row_elements=facts.row_elements,

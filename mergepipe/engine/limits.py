@@ -58,6 +58,7 @@ _HEADER_BYTES = 2 * 308
 # What planning keeps of a block of an expert that may be read at several levels: prices, hull and order.
 _PRICED_BYTES = 700
 
+
 @dataclass(frozen=True, slots=True)
 class JobSizes:
     """How many blocks of a group a job takes.
@@ -97,9 +98,7 @@ def job_blocks(block_elements: int, block_bytes: int, workers: int, memory: int 
     return blocks
 
 
-def job_sizes(
-    members: Sequence[Member], inputs: Sequence[BlockGrid], workers: int, memory: int | None
-) -> JobSizes:
+def job_sizes(members: Sequence[Member], inputs: Sequence[BlockGrid], workers: int, memory: int | None) -> JobSizes:
     """Return how many blocks jobs of such a group take; parameters as of `group_blocks`."""
     whole = group_blocks(members, inputs, workers, memory)
     grids = [*inputs, *(recipe.grid for _, recipe in members)]
@@ -109,9 +108,7 @@ def job_sizes(
     return JobSizes(whole, max(whole, blocks) if memory is None else whole, piece)
 
 
-def group_blocks(
-    members: Sequence[Member], inputs: Sequence[BlockGrid], workers: int, memory: int | None
-) -> int:
+def group_blocks(members: Sequence[Member], inputs: Sequence[BlockGrid], workers: int, memory: int | None) -> int:
     """Return how many blocks a job of tensors takes that are worked on together; parameters as in `job_blocks`."""
     grids = [*inputs, *(recipe.grid for _, recipe in members)]
     elements = max(grid.block_rows * grid.row_elements for grid in grids)

@@ -13,7 +13,7 @@ from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore, StatisticTable
 from mergepipe.engine.coding import Coding
 from mergepipe.engine.hold import HoldPool
-from mergepipe.engine.limits import JobSizes, kept_blocks, kept_bytes
+from mergepipe.engine.limits import JobSizes, job_sizes, kept_blocks, kept_bytes
 from mergepipe.engine.problems import named
 from mergepipe.engine.work import Group, InputKey, Job, JobDone, Measure, TensorWork, jobs_of
 from mergepipe.errors import OperatorError
@@ -243,6 +243,12 @@ class GroupPasses:
             for factor in (adapter.factors.a, adapter.factors.b):
                 if factor.known is not None and self._index.tensor(factor.ref.source, factor.ref.info) is None:
                     self._index.add(factor.ref.source, factor.ref.info, factor.known)
+
+
+def sizes_of(group: Group, workers: int, memory: int | None) -> JobSizes:
+    """Return how many blocks jobs of a group take; parameters as of `mergepipe.engine.limits.job_sizes`."""
+    inputs = [source.grid for source in group.inputs.values()]
+    return job_sizes([(work.plan, work.recipe) for work in group.works], inputs, workers, memory)
 
 
 def reduce_now(passes: GroupPasses, run: Callable[[Sequence[Job]], Iterable[JobDone]]) -> None:

@@ -276,4 +276,3 @@ class Reader:
             return delta
         on = self._inputs[adapter.on]
         return add_delta(typed(self.data(adapter.on, block), on.ref.info.dtype), delta)
-

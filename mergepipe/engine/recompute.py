@@ -160,9 +160,7 @@ def _make(job: Job, scratch: Scratch) -> list[MadeBlock]:
         start, stop = work.recipe.grid.byte_range(plan.block)
         target = scratch.buffer("out", stop - start)
         make_block(work, plan, reader, scratch, target)
-        found = MadeBlock(
-            tensor=work.name, block=plan.block, digest=content_digest(target), nbytes=stop - start
-        )
+        found = MadeBlock(tensor=work.name, block=plan.block, digest=content_digest(target), nbytes=stop - start)
         made.append(found)
     return made
 

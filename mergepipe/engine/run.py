@@ -22,7 +22,6 @@ from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.reserve import release, reserve
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
-from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.coding import let_go
 from mergepipe.engine.codings import (
     BeginCodings,
@@ -38,17 +37,9 @@ from mergepipe.engine.finish import ShardFinisher
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.heap import keep_freed_memory
 from mergepipe.engine.hold import HoldPool
-from mergepipe.engine.limits import (
-    JobSizes,
-    check_memory,
-    fitting_workers,
-    hold_bytes,
-    job_memory,
-    job_sizes,
-    pending_bytes,
-)
+from mergepipe.engine.limits import JobSizes, check_memory, fitting_workers, hold_bytes, job_memory, pending_bytes
 from mergepipe.engine.meter import Meter, RunMeters
-from mergepipe.engine.passes import GroupPasses
+from mergepipe.engine.passes import GroupPasses, sizes_of
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.problems import check_reads
 from mergepipe.engine.results import FinishedOutput
@@ -142,9 +133,7 @@ class Engine:
             with reserve(self._catalog.layout):
                 works = self._merge(graph, maker, meters, pool)
             self._record()
-            finisher = ShardFinisher(
-                self._catalog, self._packs, self._index, maker, pool, self._reporter, self._passes
-            )
+            finisher = ShardFinisher(self._catalog, self._packs, self._index, maker, pool, self._reporter, self._passes)
             finished = {p.output.name: finisher.finish(p, graph, works, shards, meters[p.output.name]) for p in plans}
             count_headers(plans, self._index, meters)
             for plan in plans:
@@ -342,22 +331,14 @@ class Engine:
         return self._job_sizes(group).whole
 
     def _job_sizes(self, group: Group) -> JobSizes:
-        inputs = [source.grid for source in group.inputs.values()]
-        members = [(work.plan, work.recipe) for work in group.works]
-        return job_sizes(members, inputs, self._workers, self._job_memory)
+        return sizes_of(group, self._workers, self._job_memory)
 
     def _take(self, done: JobDone, run: RunMeters) -> None:
         """Enter a job's results."""
         group = done.job.group
         for work, blocks, meter in zip(group.works, done.done, done.meters, strict=True):
-            for done_run in blocks:
-                at = done_run.first * DIGEST_SIZE
-                work.keys[at : at + len(done_run.keys)] = done_run.keys
-                work.digests[at : at + len(done_run.digests)] = done_run.digests
-                if done_run.holding is not None:
-                    work.holdings.update(dict.fromkeys(done_run.blocks, done_run.holding))
-                else:
-                    work.changed = True
+            for run_of_blocks in blocks:
+                work.take(run_of_blocks)
             run.meters[work.plan.output.name].add(meter)
         for key, count in done.index_bytes.items():
             run.owner(group, key).index_bytes += count

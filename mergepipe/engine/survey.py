@@ -150,9 +150,7 @@ class CodePasses(GroupPasses):
 
 def surveyed_tensors(plans: Sequence[OutputPlan]) -> list[tuple[OutputPlan, TensorPlan]]:
     """Return the tensors whose deltas must be measured whole, in plan order."""
-    return [
-        (plan, tensor) for plan in plans for tensor in plan.tensors if is_surveyed(tensor) and not tensor.sampled
-    ]
+    return [(plan, tensor) for plan in plans for tensor in plan.tensors if is_surveyed(tensor) and not tensor.sampled]
 
 
 def surveyed_outputs(

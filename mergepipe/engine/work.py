@@ -112,6 +112,16 @@ class TensorWork:
         assert expert is not None, "a code is that of an expert's delta"
         return base, expert
 
+    def take(self, done: BlocksDone) -> None:
+        """Enter finished blocks."""
+        at = done.first * DIGEST_SIZE
+        self.keys[at : at + len(done.keys)] = done.keys
+        self.digests[at : at + len(done.digests)] = done.digests
+        if done.holding is None:
+            self.changed = True
+        else:
+            self.holdings.update(dict.fromkeys(done.blocks, done.holding))
+
     def staged(self) -> StagedTensor:
         """Return what of this tensor lies in its staged shard, as the catalog records it."""
         keys = bytearray(self.keys)
