@@ -33,7 +33,7 @@ JOBS_AHEAD = 3
 FORK_BYTES = 256 << 20
 # What groups may keep between their passes where no limit is set: the inputs of a large layer of a 1B model with four
 # experts. Larger ones are read again, from the page cache.
-HOLD_BYTES = 192 << 20
+HOLD_BYTES = 96 << 20
 # What new statistics may take before they are written, where no limit is set.
 PENDING_BYTES = 1 << 25
 # What a reduction keeps of decoded tables of magnitudes (`operators.ranks`): joined, and as they are being joined.
