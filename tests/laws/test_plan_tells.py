@@ -172,6 +172,22 @@ def test_of_statistics_that_do_not_stay_in_memory_the_second_reading_is_told(tmp
     assert (built.index_bytes_read > 0) == (limit is not None)
 
 
+def test_as_many_blocks_are_kept_between_passes_as_there_is_memory_for(tmp_path):
+    """Half of the limit may be kept, a tensor takes half of that: `a` and `b` have four inputs of four blocks."""
+    inputs, read = 4 * 256, {}
+    for kept in range(5):
+        project = make(tmp_path / str(kept), "model_stock")
+        limit = 4 * kept * inputs + 2048
+        planned = project.open(memory=limit).plan().outputs["m"].next_build
+        built = project.build_one("m", memory=limit, workers=1)
+        assert (built.expert_bytes["read"], built.base_bytes_read) == (3 * BYTES, BYTES)
+        assert planned.index_bytes == built.index_bytes_read
+        read[kept] = (built.index_bytes_read, built.digest)
+    whole = [4 * 2 * (4 - kept) * 256 + (0 if kept else inputs) for kept in range(5)]
+    assert [count for count, _ in read.values()] == whole
+    assert len({digest for _, digest in read.values()}) == 1
+
+
 def test_zero_deltas_and_equal_experts_are_not_read(tmp_path):
     project = make(tmp_path)
     base = family(0)
