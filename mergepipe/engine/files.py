@@ -14,8 +14,8 @@ from mergepipe.fsio.identity import FileIdentity
 from mergepipe.fsio.reading import pread_into
 from mergepipe.plan.values import InputRef
 
-# How many files of sources a worker keeps open: those of a merge of many experts, in shards.
-_FILES = 24
+FILES = 24
+"""How many files of sources a process keeps open: those of a merge of many experts, in shards."""
 
 
 class Located(Protocol):
@@ -31,18 +31,24 @@ class Located(Protocol):
 
 
 class Files:
-    """Open source files by path. They stay open from job to job, as many as `_FILES` of them.
+    """Open source files by path. They stay open from job to job, as many as `most` of them.
 
     Parameters
     ----------
     scattered
         Whether small ranges here and there are read, so that the kernel should not read on behind each.
+
+    Attributes
+    ----------
+    most
+        How many stay open.
     """
 
     def __init__(self, *, scattered: bool = False) -> None:
         self._fds: OrderedDict[Path, int] = OrderedDict()
         self._checked: dict[int, int] = {}  # those that this job has looked at, by the id of the `CheckpointFile`
         self._scattered = scattered
+        self.most = FILES
 
     def close(self) -> None:
         """Close all of them."""
@@ -101,7 +107,7 @@ class Files:
         if path in self._fds:
             self._fds.move_to_end(path)
             return self._fds[path]
-        if len(self._fds) >= _FILES:
+        if len(self._fds) >= self.most:
             _, fd = self._fds.popitem(last=False)  # the one that was not asked for the longest
             self._checked.clear()
             os.close(fd)

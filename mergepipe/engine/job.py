@@ -206,6 +206,8 @@ class _Merge:
                 self._finished[number].append(
                     _produce(work, run, reader, self._scratch, meters[number], writes[number])
                 )
+            if len(self._works) > 1:
+                writes[number].close()  # there may be more outputs than a process may have open files
             began, since = time.perf_counter(), began
             meters[number].merging_seconds += began - since
         _add(self._index_bytes, reader.index_bytes(self._claims.claimed))

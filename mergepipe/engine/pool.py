@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from mergepipe.engine.files import FILES
 from mergepipe.engine.kernel import Scratch
 from mergepipe.engine.limits import JOBS_AHEAD, tile_elements
 
@@ -55,6 +56,7 @@ class WorkerPool:
     def _scratch(self) -> Scratch:
         if not hasattr(self._local, "scratch"):
             self._local.scratch = Scratch(self.tile)
+            self._local.scratch.files.most = max(2, FILES // self._workers)
             self._scratches.append(self._local.scratch)
         scratch: Scratch = self._local.scratch
         return scratch

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from mergepipe.engine import files as module
 from mergepipe.engine.files import Files
 from mergepipe.errors import SourceChangedError
 from mergepipe.fsio.identity import FileIdentity, settle
@@ -41,9 +40,9 @@ def opened():
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files by /proc")
-def test_few_files_stay_open_and_none_at_the_end(sources, monkeypatch):
-    monkeypatch.setattr(module, "_FILES", 2)
+def test_few_files_stay_open_and_none_at_the_end(sources):
     before, files = opened(), Files()
+    files.most = 2
     for _ in range(2):
         files.next_job()
         for number, source in enumerate(sources):
