@@ -27,8 +27,8 @@ _SORTED = 4096
 _SAMPLE = 1 << 14
 # Up to this share of patterns that do not end in zeros, those are sorted apart.
 _FEW = 16
-# So many patterns are looked at together to find those few.
-_GROUPED = 8
+# So many patterns are looked at together to find those few: their last halves fill 64 bits.
+_GROUPED = 4
 _HEADER = struct.Struct("<BBBBBIQQ")
 
 
@@ -166,6 +166,10 @@ class Counter:
         """Count the patterns of the magnitudes of floats (of the width), in an array that is overwritten."""
         bits = values.view(self._type)
         self._elements += bits.size
+        if bits.size > _SAMPLE and np.count_nonzero(values[:_SAMPLE]) * 9 < _SAMPLE * 4:
+            places = np.flatnonzero(values != 0)
+            self._zeros += bits.size - places.size
+            bits = bits.take(places, mode="clip")
         if not self._add_halves(bits, lambda: bits):
             bits &= self._type((1 << (self._width - 1)) - 1)
             self._add_patterns(bits)
@@ -307,16 +311,15 @@ class Counter:
 def _odd(bits: Array) -> Array | None:
     """Return the patterns (uint32) that do not end in zeros; None where they are not few.
 
-    Rows of them are first put on top of one another, for the places where any one does not.
+    Their last halves are looked at several at a time, for groups in which any one is not zero.
     """
     whole = bits.size // _GROUPED * _GROUPED
-    rows, rest = bits[:whole].reshape(_GROUPED, -1), bits[whole:]
-    together = np.bitwise_or.reduce(rows, axis=0)
-    together &= np.uint32(DIGITS - 1)
+    groups, rest = bits[:whole].reshape(-1, _GROUPED), bits[whole:]
+    together = bits[:whole].astype(np.uint16).view(np.uint64)
     places = np.flatnonzero(together != 0)
     if places.size * 2 > together.size:
         return None
-    found = np.concatenate((rows.take(places, axis=1).reshape(-1), rest))
+    found = np.concatenate((groups.take(places, axis=0).reshape(-1), rest))
     found = found[found & np.uint32(DIGITS - 1) != 0]
     return found if found.size * _FEW <= bits.size else None
 
@@ -325,14 +328,14 @@ def _halves_counted(bits: Array) -> Array:
     """Return how often each first half occurs without its top bit; the patterns (uint32) are overwritten.
 
     Equal numbers in a row wait for one another, and most deltas of fine-tunes are zero: neighbours are counted apart.
+    Their top bits tell them apart, the other way round in one of each pair, whichever that is.
     """
-    bits &= np.uint32((DIGITS >> 1) - 1 << DIGIT)
-    bits >>= np.uint32(DIGIT - 1)
     pairs = bits[: bits.size & ~1].view(np.uint64)
-    pairs += np.uint64(1 << 32)  # to one of each pair, whichever that is
-    found = np.bincount(bits)
-    counts = found[0::2].copy()
-    counts[: found.size // 2] += found[1::2]
+    pairs ^= np.uint64(1 << 63)
+    bits >>= np.uint32(DIGIT)
+    found = np.bincount(bits, minlength=DIGITS >> 1)
+    counts, others = found[: DIGITS >> 1], found[DIGITS >> 1 :]
+    counts[: others.size] += others
     return counts
 
 

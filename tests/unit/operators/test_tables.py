@@ -181,3 +181,20 @@ def test_floats_are_counted_by_their_magnitudes_and_overwritten(width, size, oth
         counter.add_floats((bits | signs)[part].view(np.float32 if width == 32 else np.float64))
     assert counts(want) == direct(bits)
     assert counter.table().encode() == want.encode()
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.4, 0.5, 0.6, 0.9, 1.0])
+def test_floats_of_which_many_are_zero_are_counted_as_few(zeros):
+    rng = np.random.default_rng(3)
+    steps = rng.integers(-400, 400, 1 << 17).astype(np.float32) * np.float32(2.0**-12)
+    odd = rng.choice(steps.size, 200, replace=False)
+    steps[odd] *= np.float32(1 + 2.0**-20)
+    steps[:8] = np.float32([np.nan, -np.nan, np.inf, -np.inf, 1e-45, -1e-45, -0.0, 3e38])
+    steps[8:][rng.random(steps.size - 8) < zeros] = rng.choice(np.float32([0.0, -0.0]))
+    rng.shuffle(steps)
+    want = direct(steps.view(np.uint32) & np.uint32((1 << 31) - 1))
+    for cuts in ([], [1 << 16], [1000, 50_001]):
+        counter = Counter(32, ())
+        for piece in np.split(steps.copy(), cuts):
+            counter.add_floats(piece)
+        assert counts(counter.table()) == want
