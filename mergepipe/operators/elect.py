@@ -3,8 +3,10 @@
 The elected sign is that of the sum of the weighted deltas, + where that is 0. A weighted delta agrees where it has this
 sign; one that is 0 has none. All sums run in expert order, in the work dtype.
 
-Signs are compared as bits: an exclusive or of two floats has its top bit set where their signs differ, and shifted down
-that is a mask of all bits or none. It is half of the passes over memory that masks of bools take.
+Signs are compared as bits. Where - is elected, the signs of all terms are turned around and that of their sum turned
+back, which changes no rounding: what agrees is then what is not negative. The bits of a float are a negative integer
+where its sign is -, so the larger one of that and 0 is the term where it agrees, and +0 elsewhere. That takes half the
+passes over memory that masks of bools take.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import numpy as np
 
 from mergepipe.operators.contract import Array, BlockInputs
 from mergepipe.operators.numerics import CANCELLATION
-from mergepipe.operators.sparsify import keep
+from mergepipe.operators.sparsify import SPARE, keep
 
-# Scratch arrays: 0 is free for what drops elements, 1 to 3 are used here, and those after them hold the terms.
+# Scratch arrays: 0 is free once elements are dropped, 1 to 3 are used here, and those after them hold the terms.
 _SIGN, _SUM, _OTHER = 1, 2, 3
 FIRST_TERM = 4
 
@@ -61,42 +63,44 @@ class Election:
             if terms and normalize:
                 terms[0] /= weights[0]
             return terms[0] if terms else None
-        total = terms[0]
         divisor = _divisor(self._inputs, weights) if normalize else None
-        erase = self._erase_any if self._inputs.non_finite else self._erase_finite
-        self._begin()
-        for term, weight in zip(terms, weights, strict=True):
-            erase(term)
-            if divisor is not None:
-                divisor.add(term != 0, weight)
-            if term is not total:
-                total += term
+        total = (self._sum_any if self._inputs.non_finite else self._sum_finite)(divisor)
         if divisor is not None:
             total /= divisor.value()
         return total
 
-    def _begin(self) -> None:
-        """Have all bits of the sign but its own inverted, so that what is left of an exclusive or says what agrees."""
+    def _sum_finite(self, divisor: _Divisor | _EqualDivisor | None) -> Array:
+        """Return the sum of the agreeing terms, +0 where there is none; the divisor counts those that are not 0."""
         sign = self._inputs.scratch(_SIGN)
-        if self._inputs.non_finite:
-            self._positive = sign >= 0
-        else:
-            sign += 0  # a sum of -0 counts as +
-            bits = _signed(sign)
-            np.invert(bits, out=bits)
+        sign += 0  # a sum of -0 counts as +
+        signs, nothing = _signed(sign), _signed(self._inputs.scratch(SPARE))
+        signs &= np.iinfo(signs.dtype).min
+        nothing.fill(0)  # numpy is quicker with an array than with one number
+        total = self._terms[0]
+        for term, weight in zip(self._terms, self._weights, strict=True):
+            bits = _signed(term)
+            bits ^= signs
+            np.maximum(bits, nothing, out=bits)
+            if divisor is not None:
+                divisor.add(term != 0, weight)
+            if term is not total:
+                total += term
+        _signed(total).__ixor__(signs)
+        return total
 
-    def _erase_finite(self, term: Array) -> None:
-        """Set to 0 where a term does not agree; zeros keep their sign where it is the elected one."""
-        bits, mask = _signed(term), _signed(self._inputs.scratch(_OTHER))
-        np.bitwise_xor(bits, _signed(self._inputs.scratch(_SIGN)), out=mask)
-        mask >>= 8 * mask.itemsize - 1
-        bits &= mask
-
-    def _erase_any(self, term: Array) -> None:
-        """As `_erase_finite`, where terms may be infinite or NaN: NaN stays in the result."""
-        agrees = (term > 0) == self._positive
-        agrees &= term != 0
-        keep(term, agrees)
+    def _sum_any(self, divisor: _Divisor | _EqualDivisor | None) -> Array:
+        """As `_sum_finite`, where terms may be infinite or NaN: NaN stays in the result."""
+        positive = self._inputs.scratch(_SIGN) >= 0
+        total = self._terms[0]
+        for term, weight in zip(self._terms, self._weights, strict=True):
+            agrees = (term > 0) == positive
+            agrees &= term != 0
+            keep(term, agrees)
+            if divisor is not None:
+                divisor.add(term != 0, weight)
+            if term is not total:
+                total += term
+        return total
 
 
 def _signed(values: Array) -> Array:
