@@ -318,7 +318,11 @@ def all_finite(values: Array, scratch: Scratch) -> bool:
             room = np.frombuffer(scratch.buffer("finite", length), np.bool_)
             if not np.isfinite(part, out=room[: part.size]).all():
                 return False
-        else:  # as integers, those of one sign lie above all of the other: two looks take less than one mask
+            continue
+        # Bits that occur: where those of an exponent are not all among them, no exponent has all. So it is for weights
+        # below 2, and one look does.
+        if int(np.bitwise_or.reduce(part.view(np.uint16))) & infinity == infinity:
+            # As integers, those of one sign lie above all of the other: two looks take less than one mask.
             negative = int(np.maximum.reduce(part.view(np.uint16))) - _SIGN
             if max(negative, int(np.maximum.reduce(part.view(np.int16)))) >= infinity:
                 return False

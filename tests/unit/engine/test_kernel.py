@@ -158,6 +158,16 @@ def test_every_16_bit_pattern_is_judged_as_numpy_does(dtype):
         assert all_finite(array, Scratch()) == bool(np.isfinite(array.astype(np.float32)).all())
 
 
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_values_of_any_size_among_one_another_are_judged_as_numpy_does(dtype):
+    rng = np.random.default_rng(0)
+    for size in (2, 3, 40) * 200:
+        array = rng.integers(0, 2**16, size, dtype=np.uint16).view(as_dtype(dtype))
+        wide = array.astype(np.float32)
+        assert all_finite(array, Scratch(32)) == bool(np.isfinite(wide).all())
+        assert all_finite(array[np.isfinite(wide)], Scratch(32))
+
+
 def test_typed_views_share_memory():
     buffer = bytearray(16)
     view = typed(memoryview(buffer), "BF16")
