@@ -81,15 +81,15 @@ def packed_products(tiles: Iterator[BlockInputs], count: int, fill: Any) -> byte
     several = max(1, min(_CHUNKS_AT_ONCE, _ROW_CHUNKS // max(1, count)))
     total, scratch = np.zeros(count * (count + 1) // 2), np.empty((count, several * CHUNK_ELEMENTS))
     for _, rows in chunks(tiles, count, fill, several * CHUNK_ELEMENTS):
-        whole = rows.shape[1] // CHUNK_ELEMENTS
+        whole, left = divmod(rows.shape[1], CHUNK_ELEMENTS)
         at = whole * CHUNK_ELEMENTS
         if whole:
             cut = rows[:, :at].reshape(count, whole, CHUNK_ELEMENTS)
             room = scratch[:, :at].reshape(count, whole, CHUNK_ELEMENTS)
             for products in inner_products(cut, room).T:
                 total += products
-        if at < rows.shape[1]:
-            total += inner_products(np.ascontiguousarray(rows[:, at:]))
+        if left:
+            total += inner_products(rows[:, at:], scratch[:, :left])
     return total.astype("<f8").tobytes()
 
 

@@ -75,8 +75,8 @@ def chunks(tiles: Iterable[BlockInputs], count: int, fill: Fill, size: int) -> I
     Yields
     ------
     (int, array)
-        The flat index of the first element and the vectors, float64 ``(count, n)``, contiguous and valid until the
-        next are asked for; ``n`` is less than ``size`` at the end of a block. Chunks of zeros may be left out.
+        The flat index of the first element and the vectors, float64 ``(count, n)``, each contiguous, and valid until
+        the next are asked for; ``n`` is less than ``size`` at the end of a block. Chunks of zeros may be left out.
     """
     rows, held, first, nonzero = np.empty((count, size)), 0, 0, False
     for tile in tiles:
@@ -97,7 +97,7 @@ def chunks(tiles: Iterable[BlockInputs], count: int, fill: Fill, size: int) -> I
                     yield first, rows
                 held = 0
     if held and nonzero:
-        yield first, np.ascontiguousarray(rows[:, :held])
+        yield first, rows[:, :held]
 
 
 def inner_products(rows: Array, scratch: Array | None = None) -> Array:
@@ -106,7 +106,7 @@ def inner_products(rows: Array, scratch: Array | None = None) -> Array:
     Parameters
     ----------
     rows
-        float64 ``(count, ..., n)``, contiguous.
+        float64 ``(count, ..., n)``, contiguous along the last axis.
     scratch
         Room for as many numbers, or None.
 

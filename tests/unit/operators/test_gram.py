@@ -51,6 +51,17 @@ def test_the_numbers_of_a_block_do_not_depend_on_its_tiles(size, tile, find_zero
         assert run(data, tile=tile, find_zeros=find_zeros).values(statistic) == want
 
 
+@pytest.mark.parametrize("size", [1, CHUNK_ELEMENTS - 1, 4 * CHUNK_ELEMENTS + 1, 5 * CHUNK_ELEMENTS + 777])
+def test_the_sums_are_those_of_chunks_in_order_the_last_one_shorter(size):
+    data = arrays(3, size)
+    want = np.zeros(3)
+    for start in range(0, size, CHUNK_ELEMENTS):
+        base, expert = (row[start : start + CHUNK_ELEMENTS].astype(np.float64) for row in data[:2])
+        want += [np.add.reduce(product) for product in (base * base, base * expert, expert * expert)]
+    (block,) = run(data).values(GramOfValues(slots=(0, 1)))
+    assert np.frombuffer(block, "<f8").tolist() == want.tolist()
+
+
 def test_blocks_whose_deltas_are_all_zero_are_zeros():
     data = arrays(3, 100)
     data[1:, 50:] = data[0, 50:]
