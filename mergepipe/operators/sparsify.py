@@ -23,6 +23,8 @@ from mergepipe.values import dataclass
 SPARE = 0  # a scratch array that nothing else here holds on to
 # mergekit leaves a delta alone whose magnitudes sum to less, before or after.
 LEAST_SUM = 1e-7
+# Half of the random numbers: up to here the top bit is 0.
+_HALF = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,9 +279,9 @@ def _reduce_rows(sparsifiers: Mapping[int, ByRank], *, l1: bool, work: str) -> R
 
 
 def keep(values: Array, mask: Array) -> None:
-    """Set to 0 what is not in a mask: the bits times 0 or 1, which is fast and right for NaN and infinity."""
+    """Set to 0 what is not in a mask (bool): the bits times 0 or 1, which is fast and right for NaN and infinity."""
     bits = values.view(f"u{values.dtype.itemsize}")
-    np.multiply(bits, mask, out=bits)
+    np.multiply(bits, mask.view(np.uint8), out=bits)  # bool would be widened more slowly
 
 
 def sparsify(
@@ -295,10 +297,19 @@ def sparsify(
     if isinstance(sparsifier, ByMagnitude):
         _keep_between(inputs, index, delta, kept)
     elif isinstance(sparsifier, AtRandom):
-        words = random_words(sparsifier.key, inputs.start, delta.size)
-        keep(delta, words <= np.uint32(last_kept(sparsifier.density)))
+        _keep_up_to(delta, random_words(sparsifier.key, inputs.start, delta.size), last_kept(sparsifier.density))
     elif isinstance(sparsifier, ByRank):
         _keep_ranked(sparsifier, inputs, delta, kept.ranks, by_probability=by_probability)
+
+
+def _keep_up_to(delta: Array, words: Array, last: int) -> None:
+    """Set to 0 where a random number (uint32, overwritten) is above the last one that is kept."""
+    if last == _HALF and delta.itemsize == words.itemsize:
+        words >>= np.uint32(31)  # the top bit says it
+        words -= np.uint32(1)  # all bits where it is kept, none where not
+        delta.view(np.uint32).__iand__(words)
+    else:
+        keep(delta, words <= np.uint32(last))
 
 
 def _keep_between(inputs: BlockInputs, index: int, delta: Array, kept: Kept) -> None:

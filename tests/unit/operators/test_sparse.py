@@ -13,7 +13,7 @@ from support.reference import same_bits
 
 from mergepipe.errors import OperatorError
 from mergepipe.operators.contract import TensorFacts
-from mergepipe.operators.masks import mask_key
+from mergepipe.operators.masks import mask_key, random_words
 from mergepipe.operators.ranking import ascending
 from mergepipe.operators.registry import operators
 from mergepipe.operators.sparsifiers import ByMagnitude, ByRank
@@ -267,6 +267,20 @@ def test_a_density_of_one_is_neither_dropped_from_nor_rescaled_and_needs_no_stat
     assert not run.measured
     assert not operator.reduces(run.prepared, run.facts)
     assert not operator.rowwise(run.prepared, run.facts)
+
+
+@pytest.mark.parametrize("density", [0.5, 0.5 - 2**-33, 0.5 + 2**-32, 0.3, 2**-32])
+@pytest.mark.parametrize("work", ["float32", "float64"])
+def test_what_a_mask_drops_is_plus_zero_and_what_it_keeps_is_as_it_was(density, work):
+    values = np.tile(np.array([1.5, -1.5, -0.0, 1e-45, -np.inf, np.nan, 3e38, -2.0], work), 512)
+    base = np.zeros_like(values)
+    operator = operators()["dare_linear"]
+    params = tensor_params(operator, [{}], {"rescale": False, "density": density, "non_finite": "allow"})
+    driver = Run(operator, base, [values], params)
+    key = driver.prepared.sparsifiers[0].key
+    mask = random_words(key, 0, values.size).astype(np.float64) / 2.0**32 < density
+    want = np.where(mask, values - base, values.dtype.type(0)) + base
+    assert same_bits(driver.result(), want)
 
 
 def test_next_to_nothing_is_not_rescaled():
