@@ -83,13 +83,15 @@ class Table:
     def decode(cls, data: bytes) -> Table:
         """Return the table that `encode` made into these bytes."""
         width, shift, spare, key_bytes, count_bytes, size, first, zeros = _HEADER.unpack_from(data)
-        planes = np.frombuffer(zlib.decompress(memoryview(data)[_HEADER.size :]), np.uint8)
-        split = max(size - 1, 0) * key_bytes
+        split, counted = max(size - 1, 0) * key_bytes, size * count_bytes
+        # With room for what comes out and a byte more zlib is done in one go.
+        raw = zlib.decompress(memoryview(data)[_HEADER.size :], bufsize=split + counted + 1)
+        planes = np.frombuffer(raw, np.uint8)
         keys = np.empty(size, np.uint64)
         if size:
             keys[0] = first
             keys[1:] = _joined(planes[:split], key_bytes)
-            np.cumsum(keys, out=keys)
+            np.add.accumulate(keys, out=keys)
             keys <<= np.uint64(spare)
         counts = _joined(planes[split:], count_bytes).astype(np.int64)
         return cls(width=width, shift=shift, zeros=zeros, keys=keys, counts=counts)
@@ -97,9 +99,9 @@ class Table:
 
 def _planes(values: Array) -> tuple[bytes, int]:
     """Return the bytes of numbers, all the lowest ones first, without those that are 0 throughout; and how many."""
-    size = (int(values.max()).bit_length() + 7) // 8 if values.size else 0
+    size = (int(np.maximum.reduce(values)).bit_length() + 7) // 8 if values.size else 0
     columns = values.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :size]
-    return np.ascontiguousarray(columns.T).tobytes(), size
+    return columns.tobytes(order="F"), size
 
 
 def _joined(planes: Array, size: int) -> Array:
@@ -167,7 +169,7 @@ class Counter:
         bits = values.view(self._type)
         self._elements += bits.size
         if bits.size > _SAMPLE and np.count_nonzero(values[:_SAMPLE]) * 9 < _SAMPLE * 4:
-            places = np.flatnonzero(values != 0)
+            (places,) = (values != 0).nonzero()
             self._zeros += bits.size - places.size
             bits = bits.take(places, mode="clip")
         if not self._add_halves(bits, lambda: bits):
@@ -276,7 +278,7 @@ class Counter:
 
     def _halves_and_odd(self) -> tuple[Array, Array]:
         """Return what was counted by first halves, and what does not end in zeros: no pattern is both."""
-        used = np.flatnonzero(self._halves != 0)
+        (used,) = (self._halves != 0).nonzero()
         keys, counts = (used << DIGIT).astype(self._type), self._halves[used]
         if self._odd:
             odd, odd_counts = _unique(np.concatenate(self._odd))
@@ -316,7 +318,7 @@ def _odd(bits: Array) -> Array | None:
     whole = bits.size // _GROUPED * _GROUPED
     groups, rest = bits[:whole].reshape(-1, _GROUPED), bits[whole:]
     together = bits[:whole].astype(np.uint16).view(np.uint64)
-    places = np.flatnonzero(together != 0)
+    (places,) = (together != 0).nonzero()
     if places.size * 2 > together.size:
         return None
     found = np.concatenate((groups.take(places, axis=0).reshape(-1), rest))
@@ -342,7 +344,7 @@ def _halves_counted(bits: Array) -> Array:
 def _unique(bits: Array) -> tuple[Array, Array]:
     """Return the patterns that occur, ascending, and their counts (int64); those given, at least one, are sorted."""
     bits.sort()
-    first = np.flatnonzero(bits[1:] != bits[:-1])
+    (first,) = (bits[1:] != bits[:-1]).nonzero()
     first += 1
     stops = np.concatenate((first, (bits.size,)))
     stops[1:] -= first
