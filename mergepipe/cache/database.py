@@ -12,139 +12,23 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 
 from blake3 import blake3
 
+from mergepipe.cache.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from mergepipe.errors import CacheError, fail_storage
 from mergepipe.fsio.crash import crash_point
 from mergepipe.fsio.durable import remove_tree
 from mergepipe.fsio.locks import has_locks
 from mergepipe.values import dataclass
 
-SCHEMA_VERSION = 6
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SEAL_BYTES = 8
 # Versions count by ones: a number beyond this is damage, and not a version to come.
 _LAST_VERSION = 1000
-
-_SAMPLES = """
-CREATE TABLE samples (
-    file INTEGER NOT NULL REFERENCES files (id) ON DELETE CASCADE,
-    name TEXT NOT NULL,
-    samples BLOB NOT NULL,
-    blocks BLOB NOT NULL,
-    seal BLOB NOT NULL,
-    PRIMARY KEY (file, name)
-);
-"""
-_CODES = """
-CREATE TABLE codes (
-    key BLOB PRIMARY KEY,
-    sizes BLOB NOT NULL,
-    residuals BLOB NOT NULL,
-    header BLOB NOT NULL,
-    seal BLOB NOT NULL
-);
-"""
-_BUDGETS = """
-CREATE TABLE budgets (
-    id INTEGER PRIMARY KEY,
-    key BLOB NOT NULL UNIQUE,
-    data BLOB NOT NULL,
-    seal BLOB NOT NULL
-);
-"""
-_SCHEMA = """
-CREATE TABLE files (
-    id INTEGER PRIMARY KEY,
-    path BLOB NOT NULL,
-    block_elements INTEGER NOT NULL,
-    size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
-    header BLOB NOT NULL,
-    read_at_ns INTEGER NOT NULL,
-    seal BLOB NOT NULL,
-    UNIQUE (path, block_elements)
-);
-CREATE TABLE tensors (
-    file INTEGER NOT NULL REFERENCES files (id) ON DELETE CASCADE,
-    name TEXT NOT NULL,
-    digest BLOB NOT NULL,
-    blocks BLOB NOT NULL,
-    seal BLOB NOT NULL,
-    PRIMARY KEY (file, name)
-);
-CREATE TABLE packs (
-    name TEXT PRIMARY KEY,
-    size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
-    used_at_ns INTEGER NOT NULL
-);
-CREATE TABLE results (
-    key BLOB NOT NULL,
-    pack TEXT NOT NULL REFERENCES packs (name) ON DELETE CASCADE,
-    output TEXT NOT NULL,
-    tensor TEXT NOT NULL,
-    dtype TEXT NOT NULL,
-    shape TEXT NOT NULL,
-    block_elements INTEGER NOT NULL,
-    recipe BLOB NOT NULL,
-    digest BLOB NOT NULL,
-    block_keys BLOB NOT NULL,
-    block_digests BLOB NOT NULL,
-    offset INTEGER NOT NULL,
-    seal BLOB NOT NULL,
-    PRIMARY KEY (key, pack, tensor)
-);
-CREATE INDEX results_by_recipe ON results (recipe, tensor);
-CREATE INDEX results_by_pack ON results (pack);
-CREATE TABLE staged (
-    shard TEXT NOT NULL,
-    tensor TEXT NOT NULL,
-    block_keys BLOB NOT NULL,
-    block_digests BLOB NOT NULL,
-    PRIMARY KEY (shard, tensor)
-);
-CREATE TABLE statistics (
-    id INTEGER PRIMARY KEY,
-    recipe BLOB NOT NULL,
-    place BLOB NOT NULL,
-    owner BLOB NOT NULL,
-    block_elements INTEGER NOT NULL,
-    chunk INTEGER NOT NULL,
-    keys BLOB NOT NULL,
-    sizes BLOB NOT NULL,
-    data BLOB NOT NULL,
-    seal BLOB NOT NULL
-);
-CREATE INDEX statistics_by_place ON statistics (recipe, place, owner, chunk);
-CREATE TABLE measured (
-    name TEXT PRIMARY KEY,
-    value REAL NOT NULL
-);
-CREATE TABLE published (
-    path BLOB PRIMARY KEY,
-    key BLOB NOT NULL,
-    files BLOB NOT NULL,
-    record BLOB NOT NULL,
-    seal BLOB NOT NULL
-);
-"""
-
-
-TABLES = frozenset(
-    (
-        *("files", "tensors", "samples", "codes", "packs", "results", "staged", "statistics", "measured"),
-        *("published", "budgets"),
-    )
-)
-"""The tables of a catalog."""
-
-# What brings a catalog of an earlier version to the next one; those before the first of these are set aside.
-# Version 5 takes samples of blocks with long rows at other places (they are taken again), and has codes of deltas.
-_MIGRATIONS: Mapping[int, str] = {3: _SAMPLES, 4: f"DELETE FROM samples; {_CODES}", 5: _BUDGETS}
-
 
 class CatalogState(Enum):
     """What a catalog was found to be when it was opened."""
@@ -196,7 +80,7 @@ def open_database(path: Path, *, create: bool) -> OpenedDatabase:
     state, version = found
     if not create:
         return OpenedDatabase(connection=None, state=state, notice=_unread(state, version))
-    if version in _MIGRATIONS and _migrated(path, version):
+    if version in MIGRATIONS and _migrated(path, version):
         notice = f"the catalog of the cache was of an earlier mergepipe (version {version}): it was taken over"
         return OpenedDatabase(connection=_connect(path), state=state, notice=notice)
     said: str | None = None
@@ -208,8 +92,7 @@ def open_database(path: Path, *, create: bool) -> OpenedDatabase:
     connection = _connect(path)
     crash_point("catalog.created")
     with guarded(path), connection:
-        tables = f"{_SCHEMA} {_SAMPLES} {_CODES} {_BUDGETS}"
-        connection.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     return OpenedDatabase(connection=connection, state=state, notice=said)
 
 
@@ -217,7 +100,7 @@ def _unread(state: CatalogState, version: int) -> str | None:
     """Return what a reader is told of a catalog that it sees as an empty one."""
     if state is CatalogState.MISSING:
         return None
-    if version in _MIGRATIONS:
+    if version in MIGRATIONS:
         return "the catalog of the cache is of an earlier mergepipe: what it knows counts from the next build on"
     why = "cannot be read" if state is CatalogState.DAMAGED else f"is of an earlier mergepipe (version {version})"
     return f"the catalog of the cache {why}: the next build begins a new one"
@@ -225,7 +108,7 @@ def _unread(state: CatalogState, version: int) -> str | None:
 
 def _migrated(path: Path, version: int) -> bool:
     """Bring a catalog up to this version, in one transaction; return False if it turns out to be damaged."""
-    steps = " ".join(_MIGRATIONS[number] for number in range(version, SCHEMA_VERSION))
+    steps = " ".join(MIGRATIONS[number] for number in range(version, SCHEMA_VERSION))
     with guarded(path):
         connection = _connection(path, owner=True)
         try:

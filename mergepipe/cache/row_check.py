@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.database import TABLES, is_sealed
+from mergepipe.cache.database import is_sealed
 from mergepipe.cache.pack_check import Content
+from mergepipe.cache.schema import TABLES
 from mergepipe.checkpoints.geometry import Geometry, grid
 from mergepipe.checkpoints.safetensors import read_header
 from mergepipe.digest import DIGEST_SIZE, tensor_digest

@@ -273,10 +273,10 @@ def needed_codes(planned: Iterable[tuple[TensorWork, BlockPlan]]) -> dict[CodeKe
 
 
 def _runs(plans: Sequence[BlockPlan]) -> Iterable[list[BlockPlan]]:
-    """Group plans of adjacent blocks, which are written together."""
+    """Group plans of adjacent blocks, all of them computed or all of them copied."""
     run: list[BlockPlan] = []
     for plan in plans:
-        if run and plan.block != run[-1].block + 1:
+        if run and (plan.block != run[-1].block + 1 or (plan.copied is None) != (run[-1].copied is None)):
             yield run
             run = []
         run.append(plan)
@@ -287,33 +287,60 @@ def _runs(plans: Sequence[BlockPlan]) -> Iterable[list[BlockPlan]]:
 def _produce(
     work: TensorWork, run: Sequence[BlockPlan], reader: Reader, scratch: Scratch, meter: Meter, writes: StagedWrites
 ) -> BlocksDone:
-    """Make adjacent blocks of one tensor and write them in one go."""
+    """Make adjacent blocks of one tensor and write them: what is computed in one go, what is copied as it was read."""
     grid = work.recipe.grid
     first, last = grid.byte_range(run[0].block)[0], grid.byte_range(run[-1].block)[1]
-    out = scratch.buffer("out", last - first)
-    digests = []
-    for plan in run:
-        start, stop = grid.byte_range(plan.block)
-        target = out[start - first : stop - first]
-        make_block(work, plan, reader, scratch, target)
-        digests.append(content_digest(target))
-        meter.computed += plan.copied is None
-        meter.copied += plan.copied is not None
-    writes.write(first, out)
+    if run[0].copied is None:
+        out = scratch.buffer("out", last - first)
+        digests = []
+        for plan in run:
+            start, stop = grid.byte_range(plan.block)
+            target = out[start - first : stop - first]
+            make_block(work, plan, reader, scratch, target)
+            digests.append(content_digest(target))
+        writes.write(first, out)
+        meter.computed += len(run)
+    else:
+        digests = [_copy(work, plan, reader, scratch, writes) for plan in run]
+        meter.copied += len(run)
     crash_point("engine.first-block")
-    meter.written += len(out)
+    meter.written += last - first
     return BlocksDone(run[0].block, b"".join([plan.key for plan in run]), b"".join(digests), None)
 
 
+def _copy(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, writes: StagedWrites) -> bytes:
+    """Write a block that is one of an input, from where that was read to; return its digest, which is the input's."""
+    start, stop = work.recipe.grid.byte_range(plan.block)
+    key, data = _copied(work, plan, reader)
+    out = data[: stop - start]
+    _check_result(work, plan, reader, scratch, out)
+    writes.write(start, out)
+    digest = reader.digest(key, plan.block) if len(out) == len(data) else None
+    return digest or content_digest(out)
+
+
+def _copied(work: TensorWork, plan: BlockPlan, reader: Reader) -> tuple[InputKey, memoryview]:
+    """Return the input that a block is copied from, and the bytes of its block."""
+    assert plan.copied is not None, "it is copied"
+    key = work.inputs[plan.copied]
+    assert key is not None, "a copied block has an input"
+    return key, reader.data(key, plan.block)
+
+
 def make_block(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, target: memoryview) -> None:
-    tensor = work.recipe.tensor
     if plan.copied is not None:
-        key = work.inputs[plan.copied]
-        assert key is not None, "a copied block has an input"
-        target[:] = reader.data(key, plan.block)[: len(target)]
+        target[:] = _copied(work, plan, reader)[1][: len(target)]
     else:
         _compute(work, plan, reader, scratch, target)
-    if _must_be_finite(tensor) and not all_finite(typed(target, tensor.dtype), scratch):
+    _check_result(work, plan, reader, scratch, target)
+
+
+def _check_result(
+    work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, result: memoryview
+) -> None:
+    """Refuse NaN and infinity in a block that was made, unless they are allowed."""
+    tensor = work.recipe.tensor
+    if _must_be_finite(tensor) and not all_finite(typed(result, tensor.dtype), scratch):
         found = zip(tensor.slots, _values(work, plan, reader), strict=True)
         raise non_finite(work.plan, tensor, [(ref, values) for ref, values in found if ref is not None])
 

@@ -9,9 +9,10 @@ import pytest
 
 from mergepipe.cache import database
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.database import SCHEMA_VERSION, CatalogState
+from mergepipe.cache.database import CatalogState
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.records import Published, Result, SourceFile, StagedTensor, TensorDigests
+from mergepipe.cache.schema import SCHEMA_VERSION
 from mergepipe.errors import CacheError, StorageError
 from mergepipe.fsio.identity import COARSE_GRANULARITY_NS, FINE_GRANULARITY_NS, FileIdentity
 
