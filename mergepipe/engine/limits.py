@@ -31,8 +31,8 @@ HASH_ELEMENTS = 1 << 22
 JOBS_AHEAD = 3
 # Worker processes are forked where so many bytes are gone through; for less, threads are as quick.
 FORK_BYTES = 256 << 20
-# What groups may keep between their passes where no limit is set: the inputs of a large layer of a 1B model with four
-# experts. Larger ones are read again, from the page cache.
+# What groups may keep between their passes where no limit is set: the inputs of a layer of a 0.5B model with four
+# experts. Of larger ones the first blocks are kept, the others are read again, from the page cache.
 HOLD_BYTES = 96 << 20
 # What new statistics may take before they are written, where no limit is set.
 PENDING_BYTES = 1 << 25

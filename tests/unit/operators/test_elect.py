@@ -1,6 +1,5 @@
 """The election, bit for bit, on numbers of every kind: zeros of both signs, subnormals, sums that overflow."""
 
-import functools
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ def election(rows, weights, *, normalize):
         shape=rows[0].shape,
         dtype=rows[0].dtype,
         non_finite=False,
-        scratch=functools.partial(Scratch().room, work, rows[0].size),
+        scratch=Scratch().rooms(work, rows[0].size),
     )
     made = Election(inputs)
     for row, weight in zip(rows, weights, strict=True):
