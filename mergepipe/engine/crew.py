@@ -74,6 +74,8 @@ class _Process:
     ----------
     asked
         The jobs whose outcomes it owes, in the order in which it was asked.
+    owed
+        The bytes that these go through.
     is_gone
         Whether it ended by itself, or was killed.
     is_over
@@ -84,6 +86,7 @@ class _Process:
     orders: BinaryIO
     outcomes: BinaryIO
     asked: deque[tuple[Job, Future[JobDone]]] = field(default_factory=deque)
+    owed: int = 0
     is_gone: bool = False
     is_over: bool = False
     is_reaped: bool = False
@@ -95,10 +98,18 @@ class _Process:
             if self.is_gone:
                 return False
             self.asked.append((job, future))
+            self.owed += job.nbytes
         with contextlib.suppress(OSError):  # whoever waits for the outcome sees to it that there is one
             self.orders.write(order)
             self.orders.flush()
         return True
+
+    def answered(self) -> tuple[Job, Future[JobDone]]:
+        """Return the job whose outcome came, which it owes no more."""
+        with self.lock:
+            job, future = self.asked.popleft()
+            self.owed -= job.nbytes
+        return job, future
 
     def end(self) -> None:
         """Tell it that nobody will ask any more."""
@@ -170,7 +181,7 @@ class Crew:
         if order is not None:
             future: Future[JobDone] = Future()
             future.set_running_or_notify_cancel()  # what was asked for is done
-            for process in sorted(self._processes, key=lambda one: len(one.asked)):
+            for process in sorted(self._processes, key=lambda one: one.owed):
                 if process.ask(order, job, future):
                     return future
         return self._pool.submit(run_job, job)
@@ -232,7 +243,7 @@ class Crew:
         with contextlib.suppress(Exception):  # whatever a process that is killed leaves half said
             while True:
                 outcome: Outcome | None = pickle.load(process.outcomes)  # noqa: S301 - from a process of ours
-                _settle(process, *process.asked.popleft(), outcome, scratch)
+                _settle(process, *process.answered(), outcome, scratch)
         with process.lock:
             process.is_gone = True
         for job, future in process.asked:

@@ -179,7 +179,7 @@ class _Merge:
             index_bytes=self._index_bytes,
             claimed=self._claims.claimed & job.group.present if job.group.held is not None else set(),
             adapters=self._claims.adapters,
-            nbytes=_progress(job),
+            nbytes=job.nbytes,
         )
 
     def _make(self, blocks: range, writes: Sequence[StagedWrites]) -> None:
@@ -235,12 +235,6 @@ class _Merge:
                     self._meters[number].cached += 1
             todo.append(found)
         return todo
-
-
-def _progress(job: Job) -> int:
-    """Return the job's share of the group's bytes; exact when summed over all jobs."""
-    group = job.group
-    return group.nbytes * job.stop // group.blocks - group.nbytes * job.start // group.blocks
 
 
 def _read_slots(work: TensorWork, plan: BlockPlan | StatisticPlan) -> Iterator[tuple[InputKey, int]]:

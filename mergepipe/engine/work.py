@@ -230,6 +230,12 @@ class Job:
     measures: tuple[Measure, ...] = ()
     codings: tuple[Coding, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """Its share of the bytes that the group goes through; exact when summed over all jobs of a pass."""
+        group = self.group
+        return group.nbytes * self.stop // group.blocks - group.nbytes * self.start // group.blocks
+
 
 @dataclass(slots=True)
 class BlocksDone:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from mergepipe.engine.limits import JOBS_AHEAD
 from mergepipe.engine.pool import WorkerPool
 
 
@@ -58,7 +59,7 @@ def test_tasks_are_taken_a_few_ahead_and_no_further():
     outcomes = pool.run(work, tasks())
     threading.Timer(0.05, gate.set).start()
     assert next(outcomes) == 0
-    assert len(taken) <= 2 * 3
+    assert len(taken) <= 2 * JOBS_AHEAD
     assert list(outcomes) == list(range(1, 100))
     pool.close()
 

@@ -10,7 +10,6 @@ from support.projects import SmallProject
 
 from mergepipe.engine import schedule
 from mergepipe.engine.code_reader import adjacent
-from mergepipe.engine.job import _progress
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.work import Group, Job, jobs_of
 
@@ -43,7 +42,7 @@ def test_jobs_cover_every_block_once_in_order(blocks, size):
 @given(st.integers(1, 60), st.integers(0, 10**6), st.integers(1, 20))
 def test_progress_adds_up_to_the_whole(blocks, nbytes, size):
     group = FixedGroup(blocks, nbytes)
-    assert sum(_progress(job) for job in jobs_of(group, size)) == nbytes
+    assert sum(job.nbytes for job in jobs_of(group, size)) == nbytes
 
 
 @given(st.lists(st.integers(0, 40), unique=True).map(sorted))
