@@ -112,11 +112,9 @@ SCHEMA = f"{_TABLES} {_SAMPLES} {_CODES} {_BUDGETS}"
 """What makes the tables of a new catalog."""
 
 TABLES = frozenset(
-    (
-        *("files", "tensors", "samples", "codes", "packs", "results", "staged", "statistics", "measured"),
-        *("published", "budgets"),
-    )
-)
+    ("files", "tensors", "samples", "codes", "packs", "results", "staged", "statistics", "measured", "published",
+     "budgets")
+)  # fmt: skip
 """The tables of a catalog."""
 
 # What brings a catalog of an earlier version to the next one; those before the first of these are set aside.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PENDING = "which blocks its budget reads is not known yet"
 """The reason why an output whose statistics are not all known is not up to date."""
-# Bumped when the same content may give another access set or another bound.
+# Bumped when the same content may give another access set or another bound, or when these are kept in another form.
 PLANNER_VERSION = 1
 
 
@@ -90,7 +90,7 @@ def resolved(
     from mergepipe.graph.survey import known_survey
 
     survey = known_survey(plan, index, StatisticStore(catalog), index.codes)
-    return plan if survey is None else planned(plan, survey, index, catalog)
+    return plan if survey is None else _planned(plan, survey, key, catalog)
 
 
 def planned(plan: OutputPlan, survey: Survey, index: SourceIndex, catalog: Catalog) -> OutputPlan:
@@ -98,11 +98,14 @@ def planned(plan: OutputPlan, survey: Survey, index: SourceIndex, catalog: Catal
 
     It is kept for the next one who asks, but where a source was not read whole yet: samples are taken without its base.
     """
+    return _planned(plan, survey, _key(plan, index), catalog)
+
+
+def _planned(plan: OutputPlan, survey: Survey, key: bytes | None, catalog: Catalog) -> OutputPlan:
     from mergepipe.plan.budgeted import with_access
 
     found = with_access(plan, survey)
-    key = _key(plan, index) if catalog.is_writable else None
-    if key is not None and found.outcome is not None and found.outcome.is_measured:
+    if key is not None and catalog.is_writable and found.outcome is not None and found.outcome.is_measured:
         keep_budget(catalog, key, msgspec.msgpack.encode(_as_known(found, found.outcome, key)))
     return found
 
