@@ -133,7 +133,9 @@ class ShardFinisher:
         try:
             for copy, bad in zip(copies, self._pool.run(_copy_in, copies), strict=True):
                 self._recompute(copy, bad, meter)
-                meter.written += _nbytes(copy, bad) if copy.holding.result is not None else 0
+                moved = _nbytes(copy, bad) if copy.holding.result is not None else 0
+                meter.written += moved
+                meter.moved_bytes += moved
                 self._reporter.advance(_nbytes(copy))
         finally:
             self._reporter.end()

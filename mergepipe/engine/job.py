@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -62,6 +62,7 @@ def _measure(job: Job, reader: Reader, scratch: Scratch) -> JobDone:
         todo = _to_measure(job, blocks, reader, measured)
         coded = [pair for coding in job.codings for pair in _to_code(blocks, coding, reader)]
         reader.read(_needed(_measured_slots(job, todo), _coded_blocks(coded)))
+        _count_measured(meters, numbers, job, todo)
         began = _count_reading(meters, started)
         for index, plan in todo:
             measure = job.measures[index]
@@ -134,6 +135,20 @@ def _coded_blocks(coded: Iterable[_ToCode]) -> Iterator[tuple[InputKey, int]]:
         if differs:
             yield coding.base.key, block
             yield coding.expert.key, block
+
+
+def _count_measured(
+    meters: Sequence[Meter], numbers: Mapping[int, int], job: Job, todo: Sequence[tuple[int, StatisticPlan]]
+) -> None:
+    """Count the inputs of blocks of which statistics are taken, each once; ``numbers`` are those of works by id."""
+    counted: set[tuple[int, int, int]] = set()
+    for index, plan in todo:
+        measure = job.measures[index]
+        if measure.is_first:
+            number = numbers[id(measure.work)]
+            new = {(number, slot, plan.block) for slot in plan.reads} - counted
+            counted |= new
+            meters[number].measured_bytes += measure.work.recipe.input_bytes(plan.block, [slot for _, slot, _ in new])
 
 
 def _count_reading(meters: Sequence[Meter], started: float) -> float:
@@ -292,6 +307,8 @@ def _produce(
             target = out[start - first : stop - first]
             make_block(work, plan, reader, scratch, target)
             digests.append(content_digest(target))
+            read = (*plan.reads, *[slot for slot, _ in plan.decodes])
+            meter.merged_bytes += stop - start + work.recipe.input_bytes(plan.block, read)
         writes.write(first, out)
         meter.computed += len(run)
     else:

@@ -29,6 +29,9 @@ class Meter:
         (expert, block) pairs read to merge; not read for this output because another one of the same run read them.
     adapter_bytes, borrowed_bytes
         The part of ``expert_bytes`` that were factors of adapters; bytes of expert blocks that the borrowed pairs have.
+    merged_bytes, measured_bytes, moved_bytes
+        Bytes of inputs and results of the blocks that were computed; of the inputs of blocks of which statistics were
+        taken, whatever further statistics these led to; and of results that were copied from packs.
     reading_seconds, measuring_seconds, merging_seconds
         Seconds of all workers together: reading and hashing, for the first output that a job works for; statistics; and
         making blocks and writing them.
@@ -45,6 +48,9 @@ class Meter:
     borrowed: int = 0
     adapter_bytes: int = 0
     borrowed_bytes: int = 0
+    merged_bytes: int = 0
+    measured_bytes: int = 0
+    moved_bytes: int = 0
     reading_seconds: float = 0.0
     measuring_seconds: float = 0.0
     merging_seconds: float = 0.0

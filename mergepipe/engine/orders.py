@@ -31,6 +31,7 @@ class _Measuring:
     statistic: Statistic
     recipe: bytes
     known: frozenset[bytes]
+    is_first: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,7 @@ def order_of(job: Job, number: int, cold: Sequence[tuple[int, Input]], hold: Hol
             statistic=measure.statistic,
             recipe=measure.recipe,
             known=frozenset(measure.known),
+            is_first=measure.is_first,
         )
         for measure in job.measures
     ]
@@ -179,7 +181,13 @@ def ordered_job(order: Order, group: Group, hold: HoldPool) -> Job:
     for work in group.works:
         work.shard.is_there()
     measures = [
-        Measure(work=group.works[one.work], statistic=one.statistic, recipe=one.recipe, known=one.known)
+        Measure(
+            work=group.works[one.work],
+            statistic=one.statistic,
+            recipe=one.recipe,
+            known=one.known,
+            is_first=one.is_first,
+        )
         for one in order.measures
     ]
     return Job(

@@ -186,7 +186,7 @@ class GroupPasses:
         """Open the table of every statistic that is wanted; works that want the same share it."""
         shared: dict[object, StatisticTable] = {}
         for reducer in reducers:
-            work = reducer.work
+            work, is_first = reducer.work, not reducer.tables
             reducer.tables = {}
             for statistic in reducer.wanted:
                 recipe = key_recipe(work.recipe, statistic)
@@ -197,7 +197,10 @@ class GroupPasses:
                 )
                 if same not in shared:
                     table = shared[same] = open_table(self._store, work.recipe, statistic)
-                    yield Measure(work=work, statistic=statistic, recipe=recipe, known=table.known), table
+                    measure = Measure(
+                        work=work, statistic=statistic, recipe=recipe, known=table.known, is_first=is_first
+                    )
+                    yield measure, table
                 reducer.tables[statistic] = shared[same]
 
     def _missing(self) -> set[int] | None:

@@ -200,12 +200,15 @@ class Measure:
         The part of the key that does not depend on content (`mergepipe.graph.keys.statistic_recipe`).
     known
         The keys of what is known from earlier.
+    is_first
+        Whether no other statistics of the work led to this one.
     """
 
     work: TensorWork
     statistic: Statistic
     recipe: bytes
     known: Set[bytes]
+    is_first: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ The engine and the exported graph both get them from here, so what is shown is w
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import field
 
 from mergepipe.cache.records import Result, StagedTensor
@@ -68,6 +68,12 @@ class TensorRecipe:
         """Return how many elements a block of the output has."""
         first, stop = self.grid.rows_of(block)
         return (stop - first) * self.grid.row_elements
+
+    def input_bytes(self, block: int, slots: Iterable[int]) -> int:
+        """Return the bytes that a block has in these slots together."""
+        grids = [self.input_grids[slot] for slot in slots]
+        extents = [grid.byte_range(block) for grid in grids if grid is not None]
+        return sum(stop - start for start, stop in extents)
 
     def merged_elements(self, block: int) -> int:
         """Return how many leading elements of a block are merged."""

@@ -1,7 +1,6 @@
 """What the next build would do: reads, blocks and bytes of every output, level by level; nothing is read or written.
 
-`plan` shows it, and a build asks for it to know before it begins how much room it needs, and afterwards what the time
-that it took was spent on.
+`plan` shows it, and a build asks for it to know before it begins how much room it needs, where there is little.
 """
 
 from __future__ import annotations
@@ -172,27 +171,6 @@ def _unchanged(plan: OutputPlan) -> Forecast:
 
     experts = expert_bytes(plan) if plan.outcome is None else plan.outcome.experts
     return Forecast(unchanged=True, moves=Moves(cached=dict(experts), reused=plan.blocks))
-
-
-def forecast_run(
-    plans: Sequence[OutputPlan],
-    index: SourceIndex,
-    catalog: Catalog,
-    stages: Collection[str],
-    hold_limit: int,
-    total: Moves | None = None,
-) -> BuildForecast:
-    """Return what one run of the engine does for outputs that are not what they should be.
-
-    Parameters
-    ----------
-    stages
-        The names of the sources that are outputs themselves.
-    total
-        Where what is read is added up, together with that of other runs.
-    """
-    total = Moves() if total is None else total
-    return BuildForecast(outputs=_RunForecast(plans, index, catalog, stages, hold_limit, total).found(), total=total)
 
 
 class _RunForecast:

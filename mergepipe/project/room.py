@@ -22,7 +22,9 @@ from mergepipe.project.stages import Plans, record_place
 from mergepipe.units import format_bytes
 from mergepipe.values import dataclass
 
-CACHE = "cache"
+# More than the header of a progressive pack takes by itself, and for each block.
+_CODE_HEADER = 8192
+_CODE_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,22 +106,34 @@ def _size(plan: OutputPlan) -> int:
 
 def room_for_build(
     plans: Plans, prepared: Mapping[str, Prepared], index: SourceIndex, catalog: Catalog, memory: int | None
-) -> Mapping[str, Forecast]:
+) -> None:
     """Refuse a build of these outputs for which there is no room on a disk or in memory, before anything is read.
 
     See `check_room` and `mergepipe.engine.limits.check_memory`.
-
-    Returns
-    -------
-    Mapping
-        By output name what the build does; empty where there is nothing to do.
     """
     if all(is_settled(one) for one in prepared.values()):
-        return {}
+        return
+    if memory is None and _has_plenty(plans, catalog.layout.root):
+        return  # to know what the build does exactly takes as long as a tenth of a small one
     forecasts = forecast(plans, prepared, index, catalog, hold_bytes(memory)).outputs
     check_memory([plan for plan in plans.plans if not forecasts[plan.output.name].unchanged], memory)
     check_room(disk_space(plans, forecasts, catalog.layout.root))
-    return forecasts
+
+
+def _has_plenty(plans: Plans, cache: Path) -> bool:
+    """Return whether every disk that is written to has room for whatever a build of all outputs may write."""
+    most = sum(most_room(plan) for plan in plans.plans)
+    places = [record_place(plans.mergefile, plan.output) for plan in plans.plans if plan.output.publish]
+    disks = {_device(path): path for path in (*places, cache)}
+    limits = [_free(path)[1] for path in disks.values()]
+    return all(limit is None or most <= limit for limit in limits)
+
+
+def most_room(plan: OutputPlan) -> int:
+    """Return bytes that an output's new shards and progressive packs never take more of, on any one disk."""
+    inputs = [slot.grid(plan.geometry) for tensor in plan.tensors for slot in tensor.slots if slot is not None]
+    # An element of a code takes little more than a byte, and one that is stored no less.
+    return _size(plan) + sum(2 * grid.nbytes + _CODE_HEADER + _CODE_BLOCK * grid.count for grid in inputs)
 
 
 def room_for_codes(plans: Iterable[OutputPlan], index: SourceIndex, cache: Path, stages: Collection[str] = ()) -> None:

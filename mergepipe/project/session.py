@@ -171,7 +171,7 @@ class Project:
             publication.take_over(plans, catalog, force=force)
             index = plans.index(catalog, self._geometry)
             packs = PackStore(catalog, self._geometry)
-            clock = timing.BuildClock(catalog, index, plans.stages, self._reporter, self._memory)
+            clock = timing.BuildClock(catalog, self._reporter)
             builder = self._builder(plans, catalog, packs, index, clock)
 
             def lock_with(entries: Sequence[LockedOutput]) -> Lockfile:
@@ -181,7 +181,7 @@ class Project:
             if locked:
                 new = lock_with([p.declared for p in prepared.values()])
                 locking.refuse_declared_changes(old, new, self.lock_path, self.mergefile.root)
-            clock.expect(prepared, room.room_for_build(plans, prepared, index, catalog, self._memory))
+            room.room_for_build(plans, prepared, index, catalog, self._memory)
             ready = self._bring_about(prepared, builder, index)
             new = lock_with([r.locked for r in ready])
             if locked:

@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.speeds import record_seconds
-from mergepipe.engine.limits import hold_bytes
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.results import FinishedOutput
 from mergepipe.errors import MergepipeError
 from mergepipe.plan.values import OutputPlan
-from mergepipe.project.build import Prepared
-from mergepipe.project.forecast import Forecast, forecast_run
+from mergepipe.project.forecast import Forecast
 from mergepipe.reporting import Reporter
 from mergepipe.values import dataclass
 
@@ -84,52 +81,22 @@ class PhaseClock:
 
 class BuildClock:
     """Measures the runs of one build, and lets the catalog remember them.
-
-    Parameters
-    ----------
-    stages
-        The names of the sources that are outputs themselves.
-    memory
-        The limit of the build.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        index: SourceIndex,
-        stages: Iterable[str],
-        reporter: Reporter,
-        memory: int | None,
-    ) -> None:
+    def __init__(self, catalog: Catalog, reporter: Reporter) -> None:
         self._catalog = catalog
-        self._index = index
-        self._stages = frozenset(stages)
         self._reporter = reporter
-        self._memory = memory
         self._began = time.perf_counter()
         self._in_runs: float | None = None
-        self._expected: dict[str, tuple[OutputPlan, Forecast]] = {}
         self._learned: list[Mapping[str, float]] = []
-
-    def expect(self, prepared: Mapping[str, Prepared], forecasts: Mapping[str, Forecast]) -> None:
-        """Take what is foreseen of the outputs of the build; it holds for a run of the same plans."""
-        self._expected = {name: (prepared[name].plan, found) for name, found in forecasts.items()}
-
-    def _foreseen(self, plans: Sequence[OutputPlan]) -> Mapping[str, Forecast]:
-        known = [self._expected.get(plan.output.name) for plan in plans]
-        same = [one[1] for one, plan in zip(known, plans, strict=True) if one is not None and one[0] is plan]
-        if len(same) == len(plans) and not any(found.unchanged for found in same):
-            return {plan.output.name: found for plan, found in zip(plans, same, strict=True)}
-        return forecast_run(plans, self._index, self._catalog, self._stages, hold_bytes(self._memory)).outputs
 
     def run(self, engine: Callable[[Reporter], Engine], plans: Sequence[OutputPlan]) -> Mapping[str, FinishedOutput]:
         """Run an engine, made to report to the reporter that it is given, and remember how long each work took."""
-        expected = self._foreseen(plans)
         clock, began = PhaseClock(self._reporter), time.perf_counter()
         finished = engine(clock).run(plans)
         seconds = time.perf_counter() - began
         self._in_runs = (self._in_runs or 0.0) + seconds
-        runs = [Run(plan, expected[plan.output.name], finished[plan.output.name].meter) for plan in plans]
+        runs = [Run(plan, finished[plan.output.name].meter) for plan in plans]
         self._learned.append(learned(runs, clock.seconds, seconds))
         return finished
 
@@ -146,10 +113,9 @@ class BuildClock:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One output of a run: what was expected of it, and what was counted."""
+    """One output of a run, and what was counted."""
 
     plan: OutputPlan
-    expected: Forecast
     meter: Meter
 
 
@@ -174,22 +140,17 @@ def learned(runs: Sequence[Run], phases: Mapping[str, float], seconds: float) ->
         taken[kind] = (before[0] + took * share, before[1] + moved)
 
     for run in runs:
-        meter, moves = run.meter, run.expected.moves
+        meter = run.meter
         add(READ, meter.reading_seconds, meter.expert_bytes + meter.base_bytes + meter.index_bytes)
-        # Blocks that turned out not to need computing are not among what was.
-        add(merging(run.plan), meter.merging_seconds, moves.merged_bytes * _part(meter.computed, moves.computed))
-        add(measuring(run.plan), meter.measuring_seconds, moves.measured_bytes)
+        add(merging(run.plan), meter.merging_seconds, meter.merged_bytes)
+        add(measuring(run.plan), meter.measuring_seconds, meter.measured_bytes)
     found = {kind: took / moved for kind, (took, moved) in taken.items() if moved >= MEASURED_BYTES}
-    moved = sum(run.expected.moves.moved_bytes for run in runs)
+    moved = sum(meter.moved_bytes for meter in meters)
     if moved >= MEASURED_BYTES and "copying" in phases:
         found[COPY] = phases["copying"] / moved
     rest, written = seconds - sum(phases.values()), sum(meter.written for meter in meters)
     found |= {FLUSH: rest / written} if written >= _FLUSHED_BYTES else {RUN: rest}
     return found
-
-
-def _part(count: int, expected: int) -> float:
-    return count / expected if expected else 0.0
 
 
 def merging(plan: OutputPlan) -> str:

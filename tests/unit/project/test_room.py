@@ -110,6 +110,33 @@ def coded(project):
     return 2 * math.ceil(0.55 * 2 * elements)
 
 
+def test_a_build_that_has_plenty_of_room_is_not_gone_through_before_it_begins(project, disks, monkeypatch):
+    monkeypatch.setattr(room, "forecast", None)
+    with pytest.raises(TypeError):
+        project.build()
+    disks |= dict.fromkeys(disks, 10**6)
+    project.build()
+
+
+@pytest.mark.parametrize("precision", ["levels", "blocks"])
+@pytest.mark.parametrize("elements", [16, 1000])
+def test_what_is_taken_to_be_plenty_is_no_less_than_a_build_may_need(
+    project, disks, coded, monkeypatch, elements, precision
+):
+    for seed, name in enumerate(project.sources):
+        project.add_source(name, random_tensors(seed, {"w": (8, elements), "v": (3,), "s": ()}, dtype="bfloat16"))
+    project.set_output("n", {"operator": "ties", "base": "base", "experts": ["e1", "e2"]})
+    budget = project.outputs["m"]["budget"] | {"precision": precision}
+    project.set_output("m", project.outputs["m"] | {"budget": budget})
+    most = []
+    taken = room.most_room
+    monkeypatch.setattr(room, "most_room", lambda plan: most.append(taken(plan)) or most[-1])
+    disks |= {".mergecache": 0, "m": 10**9, "n": 10**9}
+    with pytest.raises(StorageError) as refused:
+        project.build()
+    assert refused.value.as_json()["needed"] <= sum(most)
+
+
 @pytest.mark.parametrize("command", ["build", "plan", "sweep"])
 def test_codes_that_are_made_need_room_before_anything_is_read(project, disks, coded, command):
     """`plan` and `sweep` write the codes themselves, where they are not there."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from support.checkpoints import random_tensors
-from support.projects import SmallProject
+from support.projects import SmallProject, edit_tensor
 
 from mergepipe.engine.meter import Meter
-from mergepipe.project import timing
+from mergepipe.project import planning, timing
 from mergepipe.project.forecast import Forecast
 from mergepipe.project.reads import Moves
 from mergepipe.project.timing import PhaseClock, Run, estimate_times, learned
@@ -41,13 +41,18 @@ def run(plan, reading, merging, measuring=0.0, *, size=100 * MB, written=0, comp
         reading_seconds=reading,
         merging_seconds=merging,
         measuring_seconds=measuring,
+        merged_bytes=size * computed // 10,
+        measured_bytes=size if measuring else 0,
     )
-    moves = {"merged_bytes": size, "measured_bytes": size if measuring else 0, "expert_bytes": size, "computed": 10}
-    return Run(plan, forecast(**moves, written=written), meter)
+    return Run(plan, meter)
 
 
 def estimates(plans, runs, known):
-    found = estimate_times([plans[name] for name in runs], {name: run.expected for name, run in runs.items()}, known)
+    """Return what is made of what is known for builds that do again what these runs did."""
+    same = ("expert_bytes", "written", "computed", "merged_bytes", "measured_bytes")
+    moves = {name: {count: getattr(run.meter, count) for count in same} for name, run in runs.items()}
+    forecasts = {name: forecast(**counts) for name, counts in moves.items()}
+    found = estimate_times([plans[name] for name in runs], forecasts, known)
     return {name: estimate.seconds for name, estimate in found.items()}
 
 
@@ -85,11 +90,11 @@ def test_a_run_that_moved_little_says_nothing_about_speed_but_what_a_run_takes(p
 
 def test_what_was_never_timed_is_named_and_no_figure_is_made_up(plans):
     known = learned([run(plans["linear"], 1.0, 1.0)], {"merging": 1.0}, 1.2)
-    ties = run(plans["ties"], 0.0, 0.0)
-    (found,) = estimate_times([plans["ties"]], {"ties": ties.expected}, known).values()
+    ties = forecast(expert_bytes=100 * MB, merged_bytes=100 * MB, computed=10)
+    (found,) = estimate_times([plans["ties"]], {"ties": ties}, known).values()
     assert found.seconds is None
     assert found.unknown == ("ties",)
-    (nothing,) = estimate_times([plans["ties"]], {"ties": ties.expected}, {}).values()
+    (nothing,) = estimate_times([plans["ties"]], {"ties": ties}, {}).values()
     assert (nothing.seconds, nothing.unknown) == (None, ())
 
 
@@ -140,3 +145,53 @@ def test_a_build_is_followed_by_estimates(tmp_path, operator):
     assert report.seconds > 0
     assert report.outputs["n"].seconds == 0
     assert report.outputs["m"].seconds == report.seconds
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """Return a function that plans and builds, and returns what was foreseen of an output and what was counted."""
+    seen = {}
+    foresee, learn = planning.forecast, timing.learned
+
+    def forecast(*arguments):
+        seen["foreseen"] = foresee(*arguments)
+        return seen["foreseen"]
+
+    def learned(runs, phases, seconds):
+        seen["runs"] = runs
+        return learn(runs, phases, seconds)
+
+    monkeypatch.setattr(planning, "forecast", forecast)
+    monkeypatch.setattr(timing, "learned", learned)
+
+    def step(project):
+        project.open().plan()
+        project.build()
+        (run,) = seen["runs"]
+        counts = ("merged_bytes", "measured_bytes", "moved_bytes")
+        moves = seen["foreseen"].outputs["m"].moves
+        return tuple(tuple(getattr(of, count) for count in counts) for of in (moves, run.meter))
+
+    return step
+
+
+@pytest.mark.parametrize("operator", ["linear", "task_arithmetic", "slerp", "ties", "dare_ties", "model_stock"])
+def test_what_time_is_estimated_from_is_counted_as_it_is_foreseen(tmp_path, both, operator):
+    project = SmallProject(tmp_path)
+    names = ("base", "e1") if operator == "slerp" else ("base", "e1", "e2")
+    for seed, name in enumerate(names):
+        project.add_source(name, random_tensors(seed, {"w": (20, 16), "v": (70,)}))
+    recipe = {"operator": operator, "base": "base", "experts": list(names[1:])}
+    project.set_output("m", recipe | {"params": {"ties": {"density": 0.5}, "slerp": {"t": 0.4}}.get(operator, {})})
+    foreseen, counted = both(project)
+    assert foreseen == counted
+    assert counted[0] > 0
+    assert (counted[1] > 0) == (operator in {"slerp", "ties", "model_stock"})
+    # One tensor is another: its blocks are made, what the other's are is copied from the pack.
+    edit_tensor(project.source_file("e1"), "v", 0, 9.5)
+    project.set_output("other", {"operator": "passthrough", "experts": ["e1"], "publish": False})
+    project.build("other")
+    foreseen, counted = both(project)
+    assert foreseen == counted
+    of_other_tensor, of_other_block = 4 * 20 * 16, 4 * 6
+    assert counted[2] == of_other_tensor + (0 if operator in {"slerp", "ties", "model_stock"} else of_other_block)
