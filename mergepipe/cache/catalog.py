@@ -102,11 +102,14 @@ class Catalog:
         """Return the rows of a query whose last column is their seal, without it; a damaged row counts as absent."""
         return [row[:-1] for row in self.rows(query, values) if is_sealed(row)]
 
-    def rows_of_keys(self, query: str, keys: Sequence[bytes], order: str = "") -> Iterator[tuple[Any, ...]]:
-        """Yield the sealed rows of many keys, in few questions; the query ends with ``IN``."""
+    def rows_of_keys(
+        self, query: str, keys: Sequence[bytes], order: str = "", *, sealed: bool = True
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of many keys, of which the seals are right, in few questions; the query ends with ``IN``."""
+        ask = self.sealed_rows if sealed else self.rows
         for start in range(0, len(keys), _ASKED):
             some = keys[start : start + _ASKED]
-            yield from self.sealed_rows(f"{query} ({', '.join('?' * len(some))}) {order}", some)
+            yield from ask(f"{query} ({', '.join('?' * len(some))}) {order}", some)
 
     def _path_key(self, path: Path) -> bytes:
         """Return the path relative to the project where it lies inside, so that a moved project keeps its catalog."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _PRICES = "SELECT key, sizes, residuals, header, seal FROM codes WHERE key IN"
+_HEADERS = "SELECT key, header FROM codes WHERE key IN"
 _KEPT_BYTES = 1 << 24  # of prices in memory; those of more deltas are looked up each time
 
 
@@ -61,6 +62,7 @@ class CodeStore:
         self._pending: dict[bytes, CodePrices] = {}
         self._known: dict[bytes, CodePrices] = {}  # as the catalog has them
         self._known_bytes = 0
+        self._headers: dict[bytes, bytes] = {}  # as the catalog has them, of some
         self._keys: dict[tuple[bytes, bytes], bytes] = {}
         self._paths: dict[bytes, Path] = {}
         self._place = f"{self.folder}{os.sep}"
@@ -125,6 +127,7 @@ class CodeStore:
         )
         self._pending[key] = prices
         self._known.pop(key, None)
+        self._headers.pop(key, None)
         return prices
 
     def flush(self) -> None:
@@ -143,6 +146,7 @@ class CodeStore:
     def forget(self, key: bytes) -> None:
         """Drop what is known of a pack."""
         self._known.pop(key, None)
+        self._headers.pop(key, None)
         with self._catalog.transaction() as db:
             db.execute("DELETE FROM codes WHERE key = ?", (key,))
 
@@ -170,10 +174,15 @@ class CodeStore:
     def header(self, key: bytes) -> bytes | None:
         """Return the digest of the header of the pack whose prices are known; None if none are."""
         found = self._pending.get(key) or self._known.get(key)
-        if found is not None:
-            return found.header
-        rows = self._catalog.rows("SELECT header FROM codes WHERE key = ?", (key,))
-        return rows[0][0] if rows else None
+        return self.headers([key]).get(key) if found is None else found.header
+
+    def headers(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return by key the digest of the header of each pack whose prices are known."""
+        asked = [key for key in keys if key not in self._headers]
+        self._headers |= dict(self._catalog.rows_of_keys(_HEADERS, asked, sealed=False))
+        told = {key: self._pending.get(key) or self._known.get(key) for key in keys}
+        found = {key: self._headers.get(key) if prices is None else prices.header for key, prices in told.items()}
+        return {key: header for key, header in found.items() if header is not None}
 
     def quarantine(self, key: bytes) -> None:
         """Take a damaged pack out of use.

@@ -11,7 +11,7 @@ from mergepipe.engine.coding import CodeKey, Coding
 from mergepipe.engine.meter import Meter
 from mergepipe.engine.work import Group, Input
 from mergepipe.graph.given import checked_code
-from mergepipe.graph.prices import is_coded
+from mergepipe.graph.prices import are_coded
 from mergepipe.plan.codes import coded_slots, read_codes
 from mergepipe.plan.values import OutputPlan, TensorPlan, first_users
 
@@ -54,7 +54,7 @@ def uncoded_tensors(
     """Yield the tensors of resolved plans that read codes of which nothing is known, as if they were read whole."""
     for plan in plans:
         for tensor in plan.tensors:
-            if any(not is_coded(coded, codes, index) for coded in read_codes(plan, tensor).values()):
+            if not are_coded(read_codes(plan, tensor).values(), codes, index):
                 yield plan, replace(tensor, access=None)
 
 

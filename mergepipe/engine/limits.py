@@ -113,9 +113,10 @@ def group_blocks(members: Sequence[Member], inputs: Sequence[BlockGrid], workers
     """Return how many blocks a job of tensors takes that are worked on together; parameters as in `job_blocks`."""
     grids = [*inputs, *(recipe.grid for _, recipe in members)]
     elements = max(grid.block_rows * grid.row_elements for grid in grids)
+    if memory is None:
+        return job_blocks(elements, 0, workers, None)
     coded = _coded(members)
-    if memory is not None:
-        memory = max(0, memory - workers * _making_bytes(members, coded))
+    memory = max(0, memory - workers * _making_bytes(members, coded))
     return job_blocks(elements, sum(map(block_bytes, grids)) + sum(map(code_bytes, coded)), workers, memory)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mergepipe.digest import record_digest
 from mergepipe.errors import fail_storage
-from mergepipe.fsio.durable import pwrite_all, start_writeback
+from mergepipe.fsio.durable import pwrite_all, start_writeback, take_room
 from mergepipe.plan.layout import Shard
 
 
@@ -77,7 +77,10 @@ class StagedShard:
             self.path.unlink(missing_ok=True)
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.ftruncate(fd, self.shard.size)
+            if self.resumed:
+                os.ftruncate(fd, self.shard.size)
+            else:
+                take_room(fd, self.shard.size)
             pwrite_all(fd, memoryview(self.shard.header), 0)
         finally:
             os.close(fd)

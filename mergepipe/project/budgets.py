@@ -19,7 +19,7 @@ from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import record_digest
 from mergepipe.graph.given import check_bases
 from mergepipe.graph.inputs import source_pins
-from mergepipe.graph.prices import is_coded
+from mergepipe.graph.prices import are_coded
 from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.budgeted import without_outcome
 from mergepipe.plan.codes import read_codes
@@ -83,9 +83,8 @@ def resolved(
     if key is not None:
         known = recorded if recorded is not None and recorded.key == key else _kept(catalog, key)
         restored = None if known is None else _restored(plan, known)
-        if restored is not None and all(
-            is_coded(coded, index.codes, index) for t in restored.tensors for coded in read_codes(plan, t).values()
-        ):
+        deltas = () if restored is None else (c for t in restored.tensors for c in read_codes(plan, t).values())
+        if restored is not None and are_coded(deltas, index.codes, index):
             return restored  # otherwise the catalog has lost what codes come to: they are made again
     from mergepipe.graph.survey import known_survey
 

@@ -41,6 +41,7 @@ REASONS = {
     "fsio/links.py:_reflink": "primitive",
     "fsio/links.py:copy_file": "primitive",
     "fsio/durable.py:pwrite_all": "primitive",
+    "fsio/durable.py:take_room": "primitive",
     "fsio/locks.py:hold_place": "a folder that is empty: the next run makes it, or finds it",
     "publish/directory.py:_fsync_folders": "primitive of `assemble`",
     # what is lost with the process, and made again

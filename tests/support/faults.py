@@ -138,6 +138,9 @@ ssize_t preadv64v2(int fd, const struct iovec *v, int n, off64_t at, int flags) 
 int fsync(int fd) { FAIL(fault_of_fd("fsync", fd)); return 0; }
 int fdatasync(int fd) { FAIL(fault_of_fd("fsync", fd)); return 0; }
 int ftruncate(int fd, off_t n) { REAL(ftruncate); FAIL(fault_of_fd("truncate", fd)); return real(fd, n); }
+int fallocate(int fd, int mode, off_t from, off_t n) {
+    REAL(fallocate); FAIL(fault_of_fd("truncate", fd)); return real(fd, mode, from, n);
+}
 int ftruncate64(int fd, off64_t n) { REAL(ftruncate64); FAIL(fault_of_fd("truncate", fd)); return real(fd, n); }
 int rename(const char *a, const char *b) { REAL(rename); FAIL(fault("rename", a)); return real(a, b); }
 int renameat(int x, const char *a, int y, const char *b) {

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mergepipe.errors import SourceChangedError, StorageError
 from mergepipe.fsio import durable
-from mergepipe.fsio.durable import drop_temporary, pwrite_all, remove_tree, replace_file, write_all, write_file
+from mergepipe.fsio.durable import (
+    drop_temporary,
+    pwrite_all,
+    remove_tree,
+    replace_file,
+    take_room,
+    write_all,
+    write_file,
+)
 from mergepipe.fsio.reading import pread_into
 
 
@@ -167,3 +177,22 @@ def test_flushing_reaches_the_disk_for_a_file_and_a_folder(tmp_path, monkeypatch
     replace_file(tmp_path / "file", b"new")
     durable.fsync_path(tmp_path / "file")
     assert flushed == [str(tmp_path / ".file.tmp"), str(tmp_path), str(tmp_path / "file")]
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_a_file_is_as_long_as_was_asked_for_whether_its_blocks_can_be_had_or_not(tmp_path, monkeypatch, can):
+    if not can:
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(fallocate=fallocate_in_vain))
+    with (tmp_path / "shard").open("w+b") as file:
+        take_room(file.fileno(), 1_000_000)
+        status = os.fstat(file.fileno())
+        assert status.st_size == 1_000_000
+        assert status.st_blocks * 512 >= 1_000_000 if can else status.st_blocks == 0
+        pwrite_all(file.fileno(), memoryview(b"end"), 999_997)
+        assert os.pread(file.fileno(), 5, 999_995) == b"\0\0end"
+
+
+def fallocate_in_vain(fd, mode, start, count):
+    """Take half of the blocks and say that there were no more, as ext4 does on a disk that is too full."""
+    os.posix_fallocate(fd, start, count // 2)
+    return -1
