@@ -30,7 +30,18 @@ def keep_budget(catalog: Catalog, key: bytes, data: bytes) -> None:
 
 
 def kept_budget(catalog: Catalog, key: bytes) -> bytes | None:
-    """Return what was kept under this key; None where there is nothing, or it is damaged."""
+    """Return what was kept under this key; None where there is nothing, or it is damaged or of another form.
+
+    Who decodes it checks it in the same way: what is not as it should be counts as absent.
+    """
     for _, packed in catalog.sealed_rows("SELECT key, data, seal FROM budgets WHERE key = ?", (key,)):
-        return zlib.decompress(packed)
+        return unpacked(packed)
     return None
+
+
+def unpacked(packed: object) -> bytes | None:
+    """Return the data of a row; None where it is nothing that `keep_budget` wrote."""
+    try:
+        return zlib.decompress(packed) if isinstance(packed, bytes) else None
+    except zlib.error:
+        return None

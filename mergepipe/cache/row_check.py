@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from mergepipe.cache.budgets import unpacked
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.database import is_sealed
 from mergepipe.cache.pack_check import Content
@@ -48,6 +49,7 @@ _COLUMNS: Mapping[str, str] = {
 _SEAL = "fails its checksum"
 _LENGTH = "has lists of the wrong length"
 _CONTENT = "does not hash to its digest"
+_FORM = "cannot be unpacked"
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """The dtype and shape of each tensor of a source file."""
@@ -110,7 +112,7 @@ class RowChecker:
             "statistics": _statistic,
             "measured": _measured,
             "published": lambda row: None if is_sealed(row) else _SEAL,
-            "budgets": lambda row: None if is_sealed(row) else _SEAL,
+            "budgets": _budget,
         }
         for table, check in checks.items():
             self.rows[table] = 0
@@ -233,6 +235,15 @@ def _statistic(row: Sequence[Any]) -> str | None:
     if len(sizes) % 4 or len(keys) != len(sizes) // 4 * DIGEST_SIZE:
         return _LENGTH
     return None if sum(struct.unpack(f"<{len(sizes) // 4}I", sizes)) == len(data) else _LENGTH
+
+
+def _budget(row: Sequence[Any]) -> str | None:
+    key, data, _ = row
+    if not is_sealed(row):
+        return _SEAL
+    if not isinstance(key, bytes) or len(key) != DIGEST_SIZE:
+        return _LENGTH
+    return _FORM if unpacked(data) is None else None
 
 
 def _measured(row: Sequence[Any]) -> str | None:

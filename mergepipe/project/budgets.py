@@ -19,10 +19,9 @@ from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import record_digest
 from mergepipe.graph.given import check_bases
 from mergepipe.graph.inputs import source_pins
-from mergepipe.graph.prices import are_coded
+from mergepipe.graph.outcome_check import fits_content, fits_numbers, fits_tensors
 from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.budgeted import without_outcome
-from mergepipe.plan.codes import read_codes
 from mergepipe.plan.output import plan_digest
 from mergepipe.plan.values import BudgetOutcome, OutputPlan
 from mergepipe.progressive.levels import CODE_VERSION
@@ -83,9 +82,8 @@ def resolved(
     if key is not None:
         known = recorded if recorded is not None and recorded.key == key else _kept(catalog, key)
         restored = None if known is None else _restored(plan, known)
-        deltas = () if restored is None else (c for t in restored.tensors for c in read_codes(plan, t).values())
-        if restored is not None and are_coded(deltas, index.codes, index):
-            return restored  # otherwise the catalog has lost what codes come to: they are made again
+        if restored is not None and fits_content(restored, index):
+            return restored  # otherwise it is planned anew; so it is where the catalog has lost what codes come to
     from mergepipe.graph.survey import known_survey
 
     survey = known_survey(plan, index, StatisticStore(catalog), index.codes)
@@ -110,8 +108,13 @@ def _planned(plan: OutputPlan, survey: Survey, key: bytes | None, catalog: Catal
 
 
 def _kept(catalog: Catalog, key: bytes) -> KnownBudget | None:
+    """Return what the catalog has under this key; what is of another form, or about something else, is absent."""
     data = kept_budget(catalog, key)
-    return None if data is None else msgspec.msgpack.decode(data, type=KnownBudget)
+    try:
+        known = None if data is None else msgspec.msgpack.decode(data, type=KnownBudget)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return known if known is not None and known.key == key else None
 
 
 def _key(plan: OutputPlan, index: SourceIndex) -> bytes | None:
@@ -154,7 +157,8 @@ def _as_known(plan: OutputPlan, outcome: BudgetOutcome, key: bytes) -> KnownBudg
     )
 
 
-def _restored(plan: OutputPlan, known: KnownBudget) -> OutputPlan:
+def _restored(plan: OutputPlan, known: KnownBudget) -> OutputPlan | None:
+    """Return the plan with what is known of its budget; None where that is not about this plan."""
     from mergepipe.plan.bounds import ErrorBound
     from mergepipe.plan.budgeted import with_outcome
     from mergepipe.plan.selection import TensorLoss
@@ -170,4 +174,5 @@ def _restored(plan: OutputPlan, known: KnownBudget) -> OutputPlan:
         experts=known.experts,
         losses=tuple((name, TensorLoss(**msgspec.structs.asdict(loss))) for name, loss in known.losses),
     )
-    return with_outcome(plan, accesses, outcome)
+    fits = fits_tensors(plan, accesses) and fits_numbers(plan, outcome)
+    return with_outcome(plan, accesses, outcome) if fits else None
