@@ -137,6 +137,10 @@ class BoundedUpdate(Operator):
         (factor,) = rounded((factor,), prepared.work)
         return Reduction(value=factor, key=record_digest("example.bounded_update", factor))
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int:
+        """Return one: `reduce` yields once."""
+        return 1
+
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Any:
         """Return the base plus the shortened update."""
         update = weighted_sum(inputs, prepared.coefficients, deltas=True)

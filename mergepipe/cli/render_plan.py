@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -148,12 +148,9 @@ def _next_build(output: PlannedOutput) -> Iterator[str]:
         yield from fact("build", ["nothing to do: it is up to date"])
         return
     upto = "" if build.exact else "at most "
-    reads = [
-        f"reads {upto}experts {format_bytes(build.expert_bytes)}",
-        f"base {format_bytes(build.base_bytes)}",
-        f"index {format_bytes(build.index_bytes)}",
-    ]
-    yield from fact("build", reads)
+    reads = (build.expert_bytes, build.base_bytes, build.index_bytes)
+    first, *others = _reads(reads, exact=build.exact, bounded=build.bounded)
+    yield from fact("build", [f"reads {first}", *others])
     if build.unindexed:
         names = [shortened(plain(name), _NAME) for name in build.unindexed]
         more = [f"and {len(names) - _LABELS} more"] if len(names) > _LABELS else []
@@ -164,6 +161,13 @@ def _next_build(output: PlannedOutput) -> Iterator[str]:
     yield from fact("blocks", [f"{counts['total']:,}: {upto}{work[0]}", *work[1:]])
     yield from fact("writes", [upto + format_bytes(build.written)])
     yield from fact("estimate", [_time(output), f"at most {format_bytes(output.peak_memory_bytes)} of memory"])
+
+
+def _reads(reads: Sequence[int], *, exact: bool, bounded: bool) -> list[str]:
+    """Return what is read of experts and base, and to index: as it will be, or the limit of all of it first."""
+    experts, base, index = map(format_bytes, reads)
+    limit = "" if exact else f"{'at most' if bounded else 'about'} {format_bytes(sum(reads))}: "
+    return [f"{limit}experts {experts}", f"base {base}", f"index {index}"]
 
 
 def _time(output: PlannedOutput) -> str:
@@ -181,10 +185,8 @@ def _all(report: PlanReport, show: Show) -> Iterator[str]:
         return
     if len(made) > 1:
         yield click.style("one build of all", bold=True)
-        upto = "" if report.exact else "at most "
-        reads = {key: format_bytes(count) for key, count in report.reads.items()}
-        parts = [f"{upto}experts {reads['expert_bytes']}", f"base {reads['base_bytes']}"]
-        yield from fact("reads", [*parts, f"index {reads['index_bytes']}"])
+        reads = tuple(report.reads[key] for key in ("expert_bytes", "base_bytes", "index_bytes"))
+        yield from fact("reads", _reads(reads, exact=report.exact, bounded=report.bounded))
         time = "no time known" if report.seconds is None else f"about {duration(report.seconds)}"
         yield from fact("estimate", [time, f"at most {format_bytes(report.peak_memory_bytes)} of memory"])
     else:

@@ -25,6 +25,18 @@ def used_slots(tensor: TensorPlan) -> list[bool]:
     return [tensor.base is not None and tensor.uses_base, *(slot is not None for slot in tensor.experts)]
 
 
+def most_rounds(recipe: TensorRecipe) -> int | None:
+    """Return how often a tensor's reduction asks for statistics at most; None where that is not known.
+
+    What a custom operator inherits is said of another `reduce` than its own.
+    """
+    operator = recipe.operator
+    classes = type(operator).__mro__
+    told, made = (next(n for n, one in enumerate(classes) if name in vars(one)) for name in ("rounds", "reduce"))
+    found = None if told > made else operator.rounds(recipe.tensor.prepared, recipe.facts)
+    return found if found is None or found > 0 else None
+
+
 def key_recipe(recipe: TensorRecipe, statistic: Statistic) -> bytes:
     """Return the part of a statistic's key that does not depend on content."""
     return statistic_recipe(statistic, recipe.tensor, recipe.facts.row_elements if statistic.rowwise else 0)
@@ -58,10 +70,13 @@ class KnownReduction:
         Of every pass that can be foreseen, block by block.
     reduction
         None if numbers are missing.
+    rounds
+        How often it asked for statistics; where numbers are missing, it is in the last of these rounds.
     """
 
     statistics: tuple[KnownStatistic, ...]
     reduction: Reduction | None
+    rounds: int
 
 
 def known_reduction(recipe: TensorRecipe, known: Sequence[bytes | None], store: StatisticStore) -> KnownReduction:
@@ -74,19 +89,20 @@ def known_reduction(recipe: TensorRecipe, known: Sequence[bytes | None], store: 
     """
     steps, wanted = start_reduction(recipe)
     found: list[KnownStatistic] = []
-    number = 0
+    number = rounds = 0
     while True:
+        rounds += 1
         tables: dict[Statistic, StatisticTable] = {}
         for statistic in wanted:
             tables[statistic] = open_table(store, recipe, statistic)
             found += _blocks(recipe, number, statistic, known, tables[statistic])
             number += 1
         if not all(table.complete for table in tables.values()):
-            return KnownReduction(statistics=tuple(found), reduction=None)
+            return KnownReduction(statistics=tuple(found), reduction=None, rounds=rounds)
         try:
             wanted = tuple(steps.send(tables))
         except StopIteration as stop:
-            return KnownReduction(statistics=tuple(found), reduction=stop.value)
+            return KnownReduction(statistics=tuple(found), reduction=stop.value, rounds=rounds)
 
 
 def _blocks(

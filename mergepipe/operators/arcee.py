@@ -136,6 +136,14 @@ class ArceeFusion(Operator):
         (threshold,) = rounded((median + margin,), prepared.work)
         return Fusion(threshold=threshold, several_rows=facts.rows > 1, known=known).reduction()
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int:
+        """Return those of the selection, and one where rows are looked at before; see `Operator.rounds`."""
+        from mergepipe.operators.magnitudes import most_rounds
+
+        assert isinstance(prepared, FusionPrepared)
+        before = facts.rows > 1 and facts.row_elements >= _KEPT_ROW
+        return before + most_rounds(prepared.work, facts.elements)
+
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return the base with the important elements of the expert; see `Operator.apply`."""
         assert isinstance(prepared, FusionPrepared)

@@ -297,6 +297,15 @@ class Operator(ABC):
         """
         raise NotImplementedError(f"{self.signature.name} has no reduction")
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int | None:
+        """Return how often `reduce` asks for statistics at most, for the limits that a plan states; None: not known.
+
+        What it inherits is not believed of a class that has a `reduce` of its own. Where a later round may look at
+        inputs of a block that the first does not look at, it is not known.
+        """
+        del prepared, facts
+        return None
+
     @abstractmethod
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return the merged values (work dtype, ``inputs.shape``); valid until the next call with the same scratch."""

@@ -123,6 +123,11 @@ class Karcher(Operator):
         value = rounded(_coefficients(gram, prepared.max_iter, prepared.tol), prepared.work)
         return Reduction(value=value, key=record_digest("karcher", value))
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int:
+        """Return one; see `Operator.rounds`."""
+        del prepared, facts
+        return 1
+
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return the linear combination of the checkpoints; see `Operator.apply`."""
         if reduction is None:

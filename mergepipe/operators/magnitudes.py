@@ -27,7 +27,7 @@ import numpy as np
 
 from mergepipe.operators.contract import Array, BlockInputs, Statistic, StatisticValues
 from mergepipe.operators.ranks import Edge, JoinedTables, Selection, next_digit
-from mergepipe.operators.tables import DIGIT, DIGITS, Counter, Table, number_of
+from mergepipe.operators.tables import ALWAYS, DIGIT, DIGITS, Counter, Table, number_of
 from mergepipe.values import dataclass
 
 # Tables that are kept decoded while a tensor's are gone through several times: about 12 bytes an entry.
@@ -114,7 +114,17 @@ Look = Callable[["Magnitudes", JoinedTables, Sequence[Selection]], None]
 Selecting = Generator[Sequence[Statistic], StatisticValues, dict[Magnitudes, tuple[Selection, ...]]]
 
 
-def select(wanted: Mapping[Magnitudes, Sequence[int]], look: Look | None = None) -> Selecting:
+def most_rounds(work: str, elements: int) -> int:
+    """Return in how many rounds `select` asks for statistics at most: one for each digit of a pattern.
+
+    The tables of so few elements are complete.
+    """
+    return 1 if elements <= ALWAYS else 8 * np.dtype(work).itemsize // DIGIT
+
+
+def select(
+    wanted: Mapping[Magnitudes, Sequence[int]], look: Look | None = None, values: StatisticValues | None = None
+) -> Selecting:
     """Find the k-th largest magnitudes of several statistics: ``found = yield from select({statistic: (k, ...)})``.
 
     Parameters
@@ -123,13 +133,16 @@ def select(wanted: Mapping[Magnitudes, Sequence[int]], look: Look | None = None)
         By statistic (without digits) the ranks: 1 is the largest, the number of elements is the smallest.
     look
         Called with each statistic whose tables are complete and not too large together, and with what was selected.
+    values
+        Those of ``wanted``, where they were asked for before.
 
     Returns
     -------
     dict
         By statistic a `Selection` for each rank, in the order of the ranks.
     """
-    values = yield list(wanted)
+    if values is None:
+        values = yield list(wanted)
     found: dict[Magnitudes, tuple[Selection, ...]] = {}
     for statistic, ranks in wanted.items():
         joined = JoinedTables.of(values[statistic])

@@ -136,6 +136,11 @@ class ModelStock(Operator):
         (share,) = rounded((float(_share(gram)),), prepared.work)
         return Reduction(value=share, key=record_digest("model_stock", share))
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int:
+        """Return one; see `Operator.rounds`."""
+        del prepared, facts
+        return 1
+
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return the base plus a share of the sum of deltas; see `Operator.apply`."""
         assert isinstance(prepared, ModelStockPrepared)

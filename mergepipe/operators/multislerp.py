@@ -166,6 +166,11 @@ class MultiSlerp(Operator):
         value = tuple(by_expert.get(index, 0.0) for index in range(len(prepared.coefficients)))
         return Reduction(value=value, key=record_digest("multislerp", value))
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int:
+        """Return one; see `Operator.rounds`."""
+        del prepared, facts
+        return 1
+
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return the linear combination of the deltas and the base; see `Operator.apply`."""
         assert isinstance(prepared, MultiSlerpPrepared)

@@ -163,6 +163,11 @@ class NuSlerp(Operator):
         key = record_digest("nuslerp columns", *(weight.astype(f"<f{weight.itemsize}").tobytes() for weight in weights))
         return Reduction(value=weights, key=key)
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int:
+        """Return one; see `Operator.rounds`."""
+        del prepared, facts
+        return 1
+
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return the weighted sum of the two deltas and the base; see `Operator.apply`."""
         assert isinstance(prepared, NuSlerpPrepared)

@@ -251,6 +251,11 @@ class RamPlus(Ram):
             yield ()
         return Reduction(value=tuple(factors), key=record_digest("ramplus_tl", tuple(factors)))
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int:
+        """Return one; see `Operator.rounds`."""
+        del prepared, facts
+        return 1
+
 
 def _factor(alone: int, shared: int, prepared: RamPrepared) -> float:
     """Return ``1 + r min(shared / max(alone, epsilon), alpha)``, rounded to the work dtype after each step."""

@@ -162,6 +162,13 @@ class Sce(Operator):
             weights[index] = weight
         return Fusion(weights=tuple(weights), experts=tuple(experts), selected=selected).reduction()
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int:
+        """Return the rounds of the selection, if there is one, and that of the sums; see `Operator.rounds`."""
+        from mergepipe.operators.magnitudes import most_rounds
+
+        assert isinstance(prepared, ScePrepared)
+        return 1 + (most_rounds(prepared.work, facts.elements) if prepared.share < 1 else 0)
+
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return the base plus the average of what is selected and agrees; see `Operator.apply`."""
         assert isinstance(prepared, ScePrepared)
@@ -209,7 +216,7 @@ def _select(
     count = int((everything.elements - everything.zeros) * prepared.share)
     if not count:
         return None
-    found = yield from select({spread: (count,)})
+    found = yield from select({spread: (count,)}, values=values)
     (selection,) = found[spread]
     at_edge = count - selection.above
     taken = zip(selection.taken(at_edge).tolist(), selection.equal.tolist(), strict=True)

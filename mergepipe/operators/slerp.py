@@ -128,6 +128,11 @@ class Slerp(Operator):
             blend = Blend(base=None, other=prepared.coefficients[prepared.other])
         return Reduction(value=blend, key=record_digest("slerp", blend.base, blend.other))
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int:
+        """Return one; see `Operator.rounds`."""
+        del prepared, facts
+        return 1
+
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return the weighted sum of the two; see `Operator.apply`."""
         assert isinstance(prepared, SlerpPrepared)

@@ -130,6 +130,14 @@ class SparseTaskArithmetic(Operator):
         block_keys = [record_digest("kept", block) for block in zip(*in_block, strict=True)]
         return Reduction(value=found, key=record_digest("sparse", fields), block_keys=block_keys)
 
+    def rounds(self, prepared: Prepared, facts: TensorFacts) -> int:
+        """Return how often magnitudes, ranks or sums are asked for at most; see `Operator.rounds`."""
+        from mergepipe.operators.sparsify import most_rounds
+
+        assert isinstance(prepared, SparsePrepared)
+        sparsifiers = [sparsifier for _, sparsifier in _dropping(prepared, facts)]
+        return most_rounds(sparsifiers, facts, l1=prepared.rescale == "l1", work=prepared.work)
+
     def apply(self, inputs: BlockInputs, prepared: Prepared, reduction: Reduction | None = None) -> Array:
         """Return ``base + scale * combined``; see `Operator.apply`."""
         assert isinstance(prepared, SparsePrepared)

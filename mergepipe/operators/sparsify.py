@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ import numpy as np
 from mergepipe.digest import content_digest
 from mergepipe.operators.contract import Array, BlockInputs, Statistic, StatisticValues, TensorFacts
 from mergepipe.operators.magnitudes import Magnitudes, first_equal, patterns, select
+from mergepipe.operators.magnitudes import most_rounds as rounds_of_select
 from mergepipe.operators.masks import last_kept, random_words
 from mergepipe.operators.numerics import rounded
 from mergepipe.operators.ranking import ascending
@@ -69,6 +70,13 @@ def reduce_kept(sparsifiers: Mapping[int, Sparsifier], facts: TensorFacts, *, l1
         ranked = {i: s for i, s in sparsifiers.items() if isinstance(s, ByRank)}
         return (yield from _reduce_rows(ranked, l1=l1, work=work))
     return (yield from _reduce_sums(sparsifiers, work=work))
+
+
+def most_rounds(sparsifiers: Iterable[Sparsifier], facts: TensorFacts, *, l1: bool, work: str) -> int:
+    """Return in how many rounds `reduce_kept` asks for statistics at most."""
+    if any(isinstance(sparsifier, ByMagnitude) for sparsifier in sparsifiers):
+        return rounds_of_select(work, facts.elements) + l1  # sums that the tables do not tell
+    return 1
 
 
 # --- by magnitude -------------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from mergepipe.values import dataclass
 DIGIT = 16
 DIGITS = 1 << DIGIT
 # A complete table has at most so many patterns, and one for so many elements: about 2% of the bytes of 16-bit weights.
-# Small blocks may always have as many as `_ALWAYS`.
+# Small blocks may always have as many as `ALWAYS`.
 _MOST = 8192
 _ELEMENTS_PER_PATTERN = 32
-_ALWAYS = 1024
+ALWAYS = 1024
 # Up to here sorting is as fast as counting.
 _SORTED = 4096
 _SAMPLE = 1 << 14
@@ -190,7 +190,7 @@ class Counter:
         """Return the table of all that was counted."""
         if self._by_digit is None:
             keys, counts = self._distinct()
-            most = min(_MOST, max(_ALWAYS, self._elements // _ELEMENTS_PER_PATTERN))
+            most = min(_MOST, max(ALWAYS, self._elements // _ELEMENTS_PER_PATTERN))
             if keys.size <= most:
                 return self._table(keys.astype(np.uint64), counts, shift=0)
             self._count_digits_from_now()

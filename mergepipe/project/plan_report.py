@@ -85,9 +85,13 @@ class NextBuild:
     unchanged
         Whether the output is what it should be: nothing is read or written.
     exact
-        Whether the figures are those that the build will report; otherwise what is read to merge and what is written
-        are upper limits, because the content of a source, or what statistics come to, is known only when it is read.
-        ``written`` is an upper limit as long as anything is computed: what comes out as before is there already.
+        Whether the figures are those that the build will report; otherwise what is read to merge, what is read in all,
+        and what is written are upper limits, because the content of a source, or what statistics come to, is known only
+        when it is read: what is counted as merged and turns out not to be is index then. ``written`` is an upper limit
+        as long as anything is computed: what comes out as before is there already.
+    bounded
+        False where it is not known how often a custom operator goes through its inputs to measure them: then there is
+        no limit of what is read in all.
     expert_bytes, base_bytes, index_bytes, written
         As a build reports them.
     unindexed
@@ -96,6 +100,7 @@ class NextBuild:
 
     unchanged: bool
     exact: bool
+    bounded: bool = True
     expert_bytes: int
     base_bytes: int
     index_bytes: int
@@ -107,6 +112,7 @@ class NextBuild:
         return {
             "unchanged": self.unchanged,
             "exact": self.exact,
+            "bounded": self.bounded,
             "expert_bytes_read": self.expert_bytes,
             "base_bytes_read": self.base_bytes,
             "index_bytes_read": self.index_bytes,
@@ -236,8 +242,9 @@ class PlanReport:
 
     Attributes
     ----------
-    reads, exact
-        ``expert_bytes``, ``base_bytes`` and ``index_bytes`` that one build of all of them reads; limits if not exact.
+    reads, exact, bounded
+        ``expert_bytes``, ``base_bytes`` and ``index_bytes`` that one build of all of them reads; if not exact, limits as
+        in `NextBuild`.
     seconds
         An estimate for one build of all of them; None where that of one is not known.
     peak_memory_bytes
@@ -247,6 +254,7 @@ class PlanReport:
     outputs: Mapping[str, PlannedOutput]
     reads: Mapping[str, int]
     exact: bool = True
+    bounded: bool = True
     seconds: float | None = None
     peak_memory_bytes: int = 0
     disks: tuple[DiskReport, ...] = ()
@@ -255,7 +263,11 @@ class PlanReport:
         """Return the JSON form."""
         return {
             "outputs": {name: output.as_json() for name, output in self.outputs.items()},
-            "next_build": {"exact": self.exact, **{f"{name}_read": count for name, count in self.reads.items()}},
+            "next_build": {
+                "exact": self.exact,
+                "bounded": self.bounded,
+                **{f"{name}_read": count for name, count in self.reads.items()},
+            },
             "estimate": {"seconds": self.seconds, "peak_memory_bytes": self.peak_memory_bytes},
             "disks": [disk.as_json() for disk in self.disks],
         }

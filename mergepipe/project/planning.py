@@ -88,6 +88,7 @@ def plan_report(
     return PlanReport(
         outputs=outputs,
         exact=all(output.next_build.exact for output in outputs.values()),
+        bounded=build.total.bounded,
         reads={
             "expert_bytes": build.total.expert_bytes,
             "base_bytes": build.total.base_bytes,
@@ -156,6 +157,7 @@ def _planned_output(
         next_build=NextBuild(
             unchanged=found.unchanged,
             exact=moves.exact and not plan.is_pending,
+            bounded=moves.bounded,
             expert_bytes=moves.expert_bytes,
             base_bytes=moves.base_bytes,
             index_bytes=moves.index_bytes,

@@ -13,8 +13,7 @@ from dataclasses import field
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import DIGEST_SIZE
-from mergepipe.engine.limits import kept_blocks
-from mergepipe.engine.work import Group, Input, InputKey, TensorWork
+from mergepipe.engine.work import Group, InputKey, TensorWork
 from mergepipe.errors import OperatorError
 from mergepipe.graph.alike import alike_blocks, block_digests, blocks_bytes
 from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
@@ -23,6 +22,7 @@ from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.operators.contract import Reduction
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
 from mergepipe.project.reads_codes import CodeSizes, coded_ref, recoded_blocks
+from mergepipe.project.reads_rounds import Rounds
 from mergepipe.values import dataclass
 
 _NONE: frozenset[int] = frozenset()
@@ -47,8 +47,13 @@ class Moves:
         what time is estimated from.
     moved_bytes
         Bytes of results that are copied from packs.
+    doubtful_bytes
+        Bytes of `index_bytes` that are read only if statistics take more rounds than they mostly do.
     exact
-        Whether all figures follow from what is known; otherwise they are upper limits, but for `index_bytes`.
+        Whether all figures follow from what is known; otherwise they are upper limits. `index_bytes` alone may be
+        passed, by what is counted as read to merge and turns out not to be merged: what is read in all is not.
+    bounded
+        False where nobody knows how often a custom operator goes through its inputs: then what is read is no limit.
     """
 
     to_read: dict[str, int] = field(default_factory=dict)
@@ -64,10 +69,13 @@ class Moves:
     merged_bytes: int = 0
     measured_bytes: int = 0
     moved_bytes: int = 0
+    doubtful_bytes: int = 0
     exact: bool = True
+    bounded: bool = True
 
-    def add_index(self, source: str, count: int) -> None:
+    def add_index(self, source: str, count: int, doubtful: int = 0) -> None:
         """Count bytes of a source that are read only to index it, or to take statistics."""
+        self.doubtful_bytes += doubtful
         if count:
             self.index_bytes += count
             _add(self.index, source, count)
@@ -115,22 +123,23 @@ class GroupReads:
         self._store = store
         self._moves = moves
         self._total = total
-        self._stages = frozenset(stages)
-        self._hold_limit = hold_limit
         # Blocks by input that are read by any output; by those that certainly read it; and by the one that is gone
         # through. Factors of adapters, by their id, are one block.
         self._read: dict[object, set[int]] = {}
         self._claimed: dict[object, set[int]] = {}
         self._own: dict[object, set[int]] = {}
-        self._measured: dict[InputKey, set[int]] = {}
-        self._measures = False
+        self._rounds = Rounds(group, frozenset(stages), hold_limit)
         self._codes = CodeSizes(index)
 
     def count(self) -> None:
         """Go through the group: its tensors in order, then what is read for nothing but digests and statistics."""
         for work in self._group.works:
             self._count_work(work)
+        self._rounds.add_survey(work for work in self._group.works if work.plan.is_pending)
         self._count_index()
+        if not self._rounds.bounded:
+            for moves in (self._total, *(self._moves[work.plan.output.name] for work in self._group.works)):
+                moves.bounded = False
 
     # --- merging --------------------------------------------------------------------------------------------------
 
@@ -143,9 +152,9 @@ class GroupReads:
         if recipe.reduces:
             found = self._reduction(work, known) if certain else None
             reduction = found.reduction if found else None
-            if reduction is None:
-                self._count_statistics(work, found, moves)
-                certain = False
+            certain = reduction is not None
+            if not certain and not work.plan.is_pending:  # measured for its budget, it is known when it is merged
+                moves.measured_bytes += self._rounds.add(work, found)
         moves.exact &= certain
         self._own = {}
         made = moves.computed + moves.copied
@@ -267,44 +276,11 @@ class GroupReads:
 
     # --- statistics and index -------------------------------------------------------------------------------------
 
-    def _count_statistics(self, work: TensorWork, found: KnownReduction | None, moves: Moves) -> None:
-        """Count what is read for a reduction that is not known; its later passes cannot be foreseen."""
-        self._measures = True
-        if found is None:
-            grids = [grid for grid in work.recipe.input_grids if grid is not None]
-            moves.measured_bytes += sum(grid.nbytes for grid in grids)
-            for read in self._keys(work):
-                self._measured.setdefault(read, set()).update(range(self._group.inputs[read].grid.count))
-            return
-        missing = {(slot, s.plan.block) for s in found.statistics if not s.known for slot in s.plan.reads}
-        for slot, block in missing:
-            key, grid = work.inputs[slot], work.recipe.input_grids[slot]
-            if key is None or grid is None:
-                continue  # a statistic is read from inputs
-            moves.measured_bytes += _size(grid.byte_range(block))
-            adapter = self._group.adapters.get(key)
-            stored = key if adapter is None else adapter.on
-            if stored is not None:
-                self._measured.setdefault(stored, set()).add(block)
-
-    def _keys(self, work: TensorWork) -> Iterator[InputKey]:
-        """Yield the stored inputs of a tensor."""
-        for key in work.inputs:
-            adapter = self._group.adapters.get(key) if key is not None else None
-            stored = key if adapter is None else adapter.on
-            if stored is not None:
-                yield stored
-
     def _count_index(self) -> None:
         """Count what is read and not merged: all of what is cold, and the blocks that only statistics need."""
-        grids = [source.grid for source in self._group.inputs.values()]
-        kept = kept_blocks(grids, self._hold_limit) if self._measures else None  # None: nothing is read twice
         for key, source in self._group.inputs.items():
-            cold = source.known is None and source.ref.source not in self._stages
-            read = self._measured.get(key, _NONE) | (missing_blocks(source) if cold else _NONE)
-            merged = self._read.get(key, _NONE)
-            unclaimed = {block for block in read if block not in merged or (kept is not None and block >= kept)}
-            self._add_index(key, source.ref.source, blocks_bytes(source.grid, unclaimed))
+            found = self._rounds.index_reads(key, self._read.get(key, _NONE))
+            self._add_index(key, source.ref.source, found.nbytes, found.doubtful)
         for stored, blocks in recoded_blocks(self._group, self._index).items():
             given = self._group.inputs[stored]
             self._add_index(stored, given.ref.source, blocks_bytes(given.grid, blocks))
@@ -314,19 +290,11 @@ class GroupReads:
                 self._read[id(factors)] = set(_WHOLE)
                 self._add_index(key, factors.b.ref.source, factors.nbytes)
 
-    def _add_index(self, key: InputKey, source: str, count: int) -> None:
+    def _add_index(self, key: InputKey, source: str, count: int, doubtful: int = 0) -> None:
         """Count for the first output that an input was read for."""
         users = (work for work in self._group.works if key in work.inputs)
-        self._moves[next(users, self._group.works[0]).plan.output.name].add_index(source, count)
-        self._total.add_index(source, count)
-
-
-def missing_blocks(source: Input) -> frozenset[int]:
-    """Return the blocks of a cold input that must be read to know what they hold."""
-    blocks = range(source.grid.count)
-    if source.levels is None and not source.earlier:
-        return frozenset(blocks)
-    return frozenset(block for block in blocks if source.is_missing(block))
+        self._moves[next(users, self._group.works[0]).plan.output.name].add_index(source, count, doubtful)
+        self._total.add_index(source, count, doubtful)
 
 
 def count_cached(
@@ -394,7 +362,3 @@ def _read_bytes(moves: Moves, expert: str | None, count: int) -> None:
 def _add(counts: dict[str, int], name: str, count: int) -> None:
     if count:
         counts[name] = counts.get(name, 0) + count
-
-
-def _size(extent: tuple[int, int]) -> int:
-    return extent[1] - extent[0]

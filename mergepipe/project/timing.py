@@ -201,7 +201,7 @@ def estimate_times(
     for plan in made:
         moves = forecasts[plan.output.name].moves
         parts = {
-            READ: moves.expert_bytes + moves.base_bytes + moves.index_bytes,
+            READ: moves.expert_bytes + moves.base_bytes + moves.index_bytes - moves.doubtful_bytes,
             merging(plan): moves.merged_bytes,
             measuring(plan): moves.measured_bytes,
             COPY: moves.moved_bytes,
