@@ -128,6 +128,7 @@ class GroupReads:
         self._read: dict[object, set[int]] = {}
         self._claimed: dict[object, set[int]] = {}
         self._own: dict[object, set[int]] = {}
+        self._doubtful: set[InputKey | None] = set()  # the inputs of what is not certain
         self._rounds = Rounds(group, frozenset(stages), hold_limit)
         self._codes = CodeSizes(index)
 
@@ -137,9 +138,12 @@ class GroupReads:
             self._count_work(work)
         self._rounds.add_survey(work for work in self._group.works if work.plan.is_pending)
         self._count_index()
-        if not self._rounds.bounded:
-            for moves in (self._total, *(self._moves[work.plan.output.name] for work in self._group.works)):
-                moves.bounded = False
+        self._total.bounded &= self._rounds.bounded
+        for work in self._group.works:
+            moves = self._moves[work.plan.output.name]
+            # What is read of an input counts for the first output that turns out to need it.
+            moves.exact &= self._doubtful.isdisjoint(key for key in work.inputs if key is not None)
+            moves.bounded &= self._rounds.bounded
 
     # --- merging --------------------------------------------------------------------------------------------------
 
@@ -155,7 +159,8 @@ class GroupReads:
             certain = reduction is not None
             if not certain and not work.plan.is_pending:  # measured for its budget, it is known when it is merged
                 moves.measured_bytes += self._rounds.add(work, found)
-        moves.exact &= certain
+        if not certain:
+            self._doubtful.update(work.inputs)
         self._own = {}
         made = moves.computed + moves.copied
         if certain and work.candidates:
@@ -163,6 +168,8 @@ class GroupReads:
         else:
             for alike in alike_blocks(recipe, known):
                 self._make(work, alike.plan, alike.blocks, moves)
+        if work.plan.is_pending and tensor.anchored:  # the base stands for what the budget will leave out
+            self._make_up(work, moves)
         if certain or not work.candidates:
             for what, blocks in self._own.items():
                 self._claimed.setdefault(what, set()).update(blocks)
@@ -222,6 +229,12 @@ class GroupReads:
             grid = work.recipe.input_grids[slot]
             moves.merged_bytes += 0 if grid is None else blocks_bytes(grid, wanted)
             self._read_code(work, slot, level, wanted, moves)
+
+    def _make_up(self, work: TensorWork, moves: Moves) -> None:
+        """Count the base's blocks that may be read in the place of experts'."""
+        key, ref = work.inputs[0], work.recipe.tensor.slots[0]
+        if key is not None and ref is not None:
+            self._read_slot(work, 0, key, ref, frozenset(range(work.recipe.facts.blocks)), moves)
 
     def _read_code(self, work: TensorWork, slot: int, level: int, blocks: frozenset[int], moves: Moves) -> None:
         """Count the stages of a code; each stage of a block is read once, whoever needs it."""
