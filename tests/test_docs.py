@@ -201,6 +201,13 @@ def test_the_docs_use_most_commands():
     assert used == set(command_line.commands)
 
 
+def test_the_architecture_names_every_module_of_the_engine():
+    table = read(ARCHITECTURE).split("| module of `engine` |")[1].split("\n\n")[0]
+    named = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `")))
+    modules = {path.stem for path in (ROOT / "mergepipe" / "engine").glob("*.py")} - {"__init__"}
+    assert sorted(named) == sorted(modules)
+
+
 def test_make_targets_in_the_docs_exist():
     targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
     used = {word for page in PAGES for words in command_lines(page) if words[0] == "make" for word in words[1:]}

@@ -65,7 +65,8 @@ class BuildForecast:
     Attributes
     ----------
     outputs
-        By name. Where not all is known, what they read may be less together than the sum of their limits.
+        By name. Where not all is known, what they read may be less together than the sum of their limits; what an
+        output was to read that others need, too, one of these may read in its place.
     total
         What is read for all of them.
     """

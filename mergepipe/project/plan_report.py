@@ -243,8 +243,8 @@ class PlanReport:
     Attributes
     ----------
     reads, exact, bounded
-        ``expert_bytes``, ``base_bytes`` and ``index_bytes`` that one build of all of them reads; if not exact, limits as
-        in `NextBuild`.
+        ``expert_bytes``, ``base_bytes`` and ``index_bytes`` that one build of all of them reads; if not exact, limits
+        as in `NextBuild`.
     seconds
         An estimate for one build of all of them; None where that of one is not known.
     peak_memory_bytes
