@@ -157,15 +157,15 @@ class Rounds:
         source = self._group.inputs[key]
         surveyed = key in self._surveyed
         cold = missing_blocks(source) if self._is_cold(source) and not surveyed else _NONE
-        sure = {number: read.get(key, _NONE) for number, read in self._sure.items()}
-        sure[1] = sure.get(1, _NONE) | cold
-        once = _NONE.union(*sure.values()) - merged
         nbytes = source.grid.nbytes if surveyed else 0
         doubtful = sum(blocks_bytes(source.grid, read.get(key, _NONE)) for read in self._survey_later.values())
         if not self._has_passes:  # what is cold is hashed as it is merged
-            nbytes += blocks_bytes(source.grid, once)
+            nbytes += blocks_bytes(source.grid, cold - merged)
             return IndexReads(nbytes + doubtful, doubtful)
         kept = self._kept_blocks
+        sure = {number: read.get(key, _NONE) for number, read in self._sure.items()}
+        sure[1] = sure.get(1, _NONE) | cold
+        once = _NONE.union(*sure.values()) - merged
         nbytes += blocks_bytes(source.grid, {block for block in once if block < kept})
         for number in sorted({*sure, *self._later}):
             read = {block for block in sure.get(number, _NONE) if block >= kept}
