@@ -15,7 +15,7 @@ from mergepipe.errors import CacheError
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.graph.histogram import coded_prices
 from mergepipe.graph.inputs import slot_blocks
-from mergepipe.graph.prices import are_coded, block_costs, first_equal
+from mergepipe.graph.prices import are_coded, ask_for_prices, block_costs, first_equal
 from mergepipe.graph.survey import is_surveyed
 from mergepipe.plan.access import EXACT, OMITTED, TensorAccess
 from mergepipe.plan.codes import coded_slots, read_codes
@@ -58,8 +58,10 @@ def fits_content(plan: OutputPlan, index: SourceIndex) -> bool:
     """
     outcome = plan.outcome
     assert outcome is not None, "only a resolved plan has counts"
-    if not are_coded((one for t in plan.tensors for one in read_codes(plan, t).values()), index.codes, index):
+    deltas = [one for tensor in plan.tensors for one in read_codes(plan, tensor).values()]
+    if not are_coded(deltas, index.codes, index):
         return False
+    ask_for_prices(deltas, index.codes, index)
     experts = dict.fromkeys((expert.source for part in plan.parts for expert in part.experts), 0)
     read = omitted = 0
     try:
