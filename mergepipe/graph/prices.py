@@ -134,13 +134,6 @@ def are_coded(deltas: Iterable[Coded], codes: CodeStore, index: SourceIndex) -> 
     return len(known) == len(keys) == len(codes.headers(known))
 
 
-def ask_for_prices(deltas: Iterable[Coded], codes: CodeStore, index: SourceIndex) -> None:
-    """Look up together what the levels of deltas come to that are asked for one by one next, if there are any."""
-    keys = {_code_key(coded, index, codes) for coded in deltas if not coded.expert.coded_only}
-    if keys:
-        codes.all_prices([key for key in keys if key is not None])
-
-
 def _code_key(coded: Coded, index: SourceIndex, codes: CodeStore) -> bytes | None:
     """Return the key of a code, None while the content of base or expert is not known."""
     base, expert = (index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert))

@@ -19,9 +19,11 @@ from mergepipe.cache.statistics import StatisticStore
 from mergepipe.digest import record_digest
 from mergepipe.graph.given import check_bases
 from mergepipe.graph.inputs import source_pins
-from mergepipe.graph.outcome_check import fits_content, fits_numbers, fits_tensors
+from mergepipe.graph.outcome_check import fits_numbers, fits_tensors
+from mergepipe.graph.prices import are_coded
 from mergepipe.plan.access import TensorAccess
 from mergepipe.plan.budgeted import without_outcome
+from mergepipe.plan.codes import read_codes
 from mergepipe.plan.output import plan_digest
 from mergepipe.plan.values import BudgetOutcome, OutputPlan
 from mergepipe.progressive.levels import CODE_VERSION
@@ -82,8 +84,9 @@ def resolved(
     if key is not None:
         known = recorded if recorded is not None and recorded.key == key else _kept(catalog, key)
         restored = None if known is None else _restored(plan, known)
-        if restored is not None and fits_content(restored, index):
-            return restored  # otherwise it is planned anew; so it is where the catalog has lost what codes come to
+        deltas = () if restored is None else (c for t in restored.tensors for c in read_codes(plan, t).values())
+        if restored is not None and are_coded(deltas, index.codes, index):
+            return restored  # otherwise the catalog has lost what codes come to: they are made again
     from mergepipe.graph.survey import known_survey
 
     survey = known_survey(plan, index, StatisticStore(catalog), index.codes)

@@ -129,12 +129,12 @@ def levels_of_the_first(change):
     return told(changed)
 
 
-def one_level(level, wanted=None):
-    """Return a forgery in which one block that is left out (or the first of level ``wanted``) has another level."""
+def one_level(level):
+    """Return a forgery in which one block that is left out has another level."""
 
     def changed(levels):
         for expert, row in enumerate(levels):
-            at = -1 if row is None else row.find(wanted or bytes([0]))
+            at = -1 if row is None else row.find(bytes([0]))
             if at >= 0:
                 return [*levels[:expert], row[:at] + bytes([level]) + row[at + 1 :], *levels[expert + 1 :]]
         raise AssertionError("nothing is left out")
@@ -157,21 +157,15 @@ FORGERIES = {
     "another type": told(lambda found: found.update(levels={"model.v": "text"})),
     "another key": told(lambda found: found.update(key=bytes(32))),
     "an unknown tensor": told(lambda found: found["levels"].update({"model.w": [b"\0", None, None]})),
-    "a tensor less": told(lambda found: found["levels"].pop(first(found)[0])),
-    "no tensor": told(lambda found: found["levels"].clear()),
     "an expert less": levels_of_the_first(lambda levels: levels[:-1]),
     "an expert more": levels_of_the_first(lambda levels: [*levels, None]),
     "a block less": levels_of_the_first(lambda levels: [row and row[:-1] for row in levels]),
     "a block more": levels_of_the_first(lambda levels: [row and row + b"\0" for row in levels]),
     "no block": levels_of_the_first(lambda levels: [row and b"" for row in levels]),
     "all exact in so many words": levels_of_the_first(lambda levels: [row and b"\xff" * len(row) for row in levels]),
-    "a level between": one_level(1),
     "a level that there is not": one_level(LEVELS + 1),
     "a level that is far off": one_level(254),
-    "another block": one_level(255),
-    "other bytes": told(lambda found: found.update(block_bytes=found["block_bytes"] + 2)),
     "negative bytes": told(lambda found: found.update(block_bytes=-1)),
-    "another count": told(lambda found: found.update(omitted_blocks=0)),
     "another expert": told(lambda found: found["experts"].update(e9=5)),
     "an expert without bytes": told(lambda found: found["experts"].popitem()),
     "a bound of no kind": told(lambda found: found["bound"].update(kind="sure")),
@@ -182,27 +176,30 @@ FORGERIES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["blocks", "levels"])
-def planned(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
     """Return a function that gives a copy of a project that was planned, its row, and lock and output of its build."""
     root = tmp_path_factory.mktemp("planned")
-    project = budgeted(root / "planned", "task_arithmetic", BUDGETS[request.param])
+    project = budgeted(root / "planned", "task_arithmetic", BUDGETS["levels"])
     project.open().plan()
     built = project.clone(root / "built")
     built.build()
 
     def copied(to):
         shutil.copytree(project.root, to)
-        return dataclasses.replace(project, root=to), row_of(project), (built.lock.read_bytes(), built.raw("m"))
+        copy = dataclasses.replace(project, root=to)
+        copy.open().plan()  # its sources are known from here on
+        return copy, row_of(copy), (built.lock.read_bytes(), built.raw("m"))
 
     return copied
 
 
 @pytest.mark.parametrize("kind", FORGERIES)
-def test_a_row_with_a_right_seal_and_other_content_is_planned_anew(tmp_path, planned, surveys, kind):
+def test_a_row_with_a_right_seal_and_of_another_form_is_planned_anew(tmp_path, planned, surveys, kind):
     project, row, expected = planned(tmp_path / "copy")
     forge(project, FORGERIES[kind](row[1]))
     assert row_of(project) != row
+    del surveys[:]
     project.build()
     assert surveys
     assert (project.lock.read_bytes(), project.raw("m")) == expected
