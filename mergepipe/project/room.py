@@ -113,11 +113,16 @@ def room_for_build(
     """
     if all(is_settled(one) for one in prepared.values()):
         return
-    if memory is None and _has_plenty(plans, catalog.layout.root):
+    if memory is None and not _has_headers(plans, index) and _has_plenty(plans, catalog.layout.root):
         return  # to know what the build does exactly takes as long as a tenth of a small one
     forecasts = forecast(plans, prepared, index, catalog, hold_bytes(memory)).outputs
     check_memory([plan for plan in plans.plans if not forecasts[plan.output.name].unchanged], memory)
     check_room(disk_space(plans, forecasts, catalog.layout.root))
+
+
+def _has_headers(plans: Plans, index: SourceIndex) -> bool:
+    """Return whether there are progressive checkpoints: the forecast reads their headers, and the runs count them."""
+    return any(index.given.standalone(source) is not None for plan in plans.plans for source in plan.sources)
 
 
 def _has_plenty(plans: Plans, cache: Path) -> bool:
