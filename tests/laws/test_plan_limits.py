@@ -101,7 +101,7 @@ def without_statistics(project):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.parametrize("memory", every(MEMORY, MEMORY[:1]))
 def test_no_build_reads_more_than_its_plan_says(tmp_path, memory, name):
     project = make(tmp_path, m=LIMITED[name])
     check(project, memory)
@@ -116,7 +116,7 @@ def test_no_build_reads_more_than_its_plan_says(tmp_path, memory, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("memory", MEMORY[:2])
+@pytest.mark.parametrize("memory", every(MEMORY[:2], MEMORY[:1]))
 def test_where_no_blocks_are_equal_each_figure_is_a_limit(tmp_path, memory, name):
     """Others are read to index them, and no more: they count as merged in a plan that does not know that."""
     project = make(tmp_path, apart=True, m=LIMITED[name])
@@ -131,7 +131,7 @@ def test_where_no_blocks_are_equal_each_figure_is_a_limit(tmp_path, memory, name
 
 
 @pytest.mark.parametrize("name", every(["ties", "sce", "arcee_fusion", "breadcrumbs_ties", "slerp"], ["ties", "slerp"]))
-@pytest.mark.parametrize("memory", MEMORY[:2])
+@pytest.mark.parametrize("memory", every(MEMORY[:2], MEMORY[:1]))
 def test_numbers_of_64_bits_take_more_rounds_and_no_more_than_are_told(tmp_path, memory, name):
     check(make(tmp_path, dtype=np.float64, m=RECIPES[name]), memory)
 
@@ -145,7 +145,7 @@ def test_where_every_round_is_needed_the_limit_is_what_is_read(tmp_path):
     assert built.index_bytes_read > 1.5 * sum(done(built)[:2])
 
 
-@pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.parametrize("memory", every(MEMORY, MEMORY[:1]))
 def test_outputs_that_are_built_together_keep_to_the_limits_of_all(tmp_path, memory):
     project = make(tmp_path, m=MORE["ties-plain"], s=MORE["sce-all"], n=RECIPES["slerp"])
     check(project, memory)
@@ -158,7 +158,7 @@ def test_outputs_that_are_built_together_keep_to_the_limits_of_all(tmp_path, mem
     check(project, memory)
 
 
-@pytest.mark.parametrize("memory", MEMORY[:2])
+@pytest.mark.parametrize("memory", every(MEMORY[:2], MEMORY[:1]))
 @pytest.mark.parametrize("operator", ["task_arithmetic", "ties"])
 def test_a_budget_on_a_stage_that_is_not_built_yet_is_measured_first(tmp_path, memory, operator):
     stage = {"operator": "linear", "experts": ["e1", "e2"]}
