@@ -29,8 +29,8 @@ class Results:
         self.found: Json = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self.rows: dict[str, Json] = self.found.setdefault("rows", {})
 
-    def begin(self, row: str, facts: Json, *, resume: bool) -> None:
-        """Begin a row: anew, or with the runs that it has.
+    def begin(self, row: str, facts: Json, modes: Collection[str], *, resume: bool) -> None:
+        """Begin a row: anew, or with the runs that it has; those of other modes stay where they are of the same day.
 
         Raises
         ------
@@ -45,7 +45,9 @@ class Results:
                 raise OtherRunError(f"row `{row}` was begun with another {what}; without --resume it begins anew")
             return
         self.found.pop("compared", None)
-        self.rows[row] = now | {"runs": []}
+        is_same = there is not None and all(there.get(name) == now.get(name) for name in (*SAME, "date"))
+        kept = [run for run in there["runs"] if run["mode"] not in modes] if there is not None and is_same else []
+        self.rows[row] = now | {"runs": kept}
 
     def note(self, row: str, **facts: Any) -> None:
         """Note something of a row."""

@@ -28,7 +28,7 @@ def run(
         facts: dict[str, Any] = {"shape": ground.shape}
         if row.kind == "full" and ground.python is not None:
             facts["mergekit_flags"] = ground.flags
-        results.begin(row.name, facts, resume=resume)
+        results.begin(row.name, facts, modes, resume=resume)
         try:
             _rounds(row, ground, rounds, modes, results)
         finally:

@@ -235,9 +235,23 @@ def test_an_interrupted_run_is_not_lost_and_goes_on_from_its_last_complete_round
 def test_a_row_begins_anew_without_resume_and_others_stay(tmp_path, monkeypatch):
     fake = Fake(monkeypatch)
     fake.go(tmp_path, "linear,slerp", Rounds(ours=2))
-    found = fake.go(tmp_path, "slerp", Rounds(ours=1), modes=[WARM])
+    found = fake.go(tmp_path, "slerp", Rounds(ours=1))
     assert len(found.rows["linear"]["runs"]) == 2 * 2 * 3 + 2
-    assert {(run["round"], run["mode"]) for run in found.rows["slerp"]["runs"]} == {(0, WARM)}
+    assert {(run["round"], run["mode"]) for run in found.rows["slerp"]["runs"]} == {(0, COLD), (0, WARM)}
+
+
+@pytest.mark.parametrize("same_day", [True, False])
+def test_a_row_of_one_mode_leaves_what_there_is_of_the_other_on_the_same_day(tmp_path, monkeypatch, same_day):
+    fake = Fake(monkeypatch)
+    first = fake.go(tmp_path, "slerp", Rounds(ours=2))
+    if not same_day:
+        first.rows["slerp"]["date"] = "2026-01-01"
+        first.save()
+    found = fake.go(tmp_path, "slerp", Rounds(ours=1), modes=[WARM])
+    assert {(run["round"], run["mode"]) for run in found.rows["slerp"]["runs"]} == {
+        (0, WARM),
+        *([(0, COLD), (1, COLD)] if same_day else []),
+    }
 
 
 def test_rounds_of_another_shape_are_no_rounds_of_the_same_row(tmp_path, monkeypatch):
