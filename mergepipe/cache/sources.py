@@ -308,13 +308,15 @@ class SourceIndex:
         ------
         SourceChangedError
             For the first file that differs; what the catalog holds of it is dropped.
+        StorageError
+            If the file system does not say of one whether it does.
         """
         for state in self._files.values():
             if not state.is_output:
                 self._check(state)
 
     def _check(self, state: _FileState) -> None:
-        if FileIdentity.at(state.file.path) != state.file.identity:
+        if FileIdentity.found(state.file.path) != state.file.identity:
             self._catalog.forget_file(state.file.path)
             raise source_changed(state.source, state.file)
 

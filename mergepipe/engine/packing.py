@@ -98,7 +98,7 @@ def code_expert(
         reporter.end()
     for checkpoint in (base, expert):
         for file in checkpoint.files:
-            if FileIdentity.at(file.path) != file.identity:
+            if FileIdentity.found(file.path) != file.identity:
                 raise source_changed(checkpoint.label, file)
     return pass_.coded()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 
+from mergepipe.errors import fail_storage
 from mergepipe.values import dataclass
 
 # The kernel stamps files with the time of its last tick: 10 ms at the slowest tick rate, with room to spare.
@@ -40,6 +41,22 @@ class FileIdentity:
             return cls.of(os.stat(path))
         except OSError:
             return None
+
+    @classmethod
+    def found(cls, path: str | os.PathLike[str]) -> FileIdentity | None:
+        """Return the identity of the file at ``path`` (symlinks followed), or None if there is none.
+
+        Raises
+        ------
+        StorageError
+            If the file system does not say.
+        """
+        try:
+            return cls.of(os.stat(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            fail_storage(error, path, "look at")
 
     def same_content(self, other: FileIdentity) -> bool:
         """Return whether all but ctime agree: a link was made or removed, or the mode changed, but no byte was written.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
 
 import pytest
 
+from mergepipe.errors import StorageError
 from mergepipe.fsio import identity as module
 from mergepipe.fsio.identity import COARSE_GRANULARITY_NS, FINE_GRANULARITY_NS, FileIdentity, settle
 
@@ -115,3 +117,18 @@ def test_settling_does_not_wait_for_old_files_or_coarse_timestamps(monkeypatch):
     now = time.time_ns() // SECOND * SECOND - SECOND
     coarse = made(mtime_ns=now, ctime_ns=now)
     assert coarse.is_racy(settle(coarse))
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_another_one(tmp_path, monkeypatch, code):
+    path = tmp_path / "file"
+    path.write_bytes(b"1")
+    assert FileIdentity.found(path) == FileIdentity.at(path)
+    assert FileIdentity.found(tmp_path / "gone") is FileIdentity.found(path / "under") is None
+
+    def refuse(path):
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(module.os, "stat", refuse)
+    with pytest.raises(StorageError, match=os.strerror(code)):
+        FileIdentity.found(path)
