@@ -90,7 +90,7 @@ def swap_in(target: Path) -> Path | None:
     """
     staged = staging_path(target)
     crash_point("publish.swap-begun")
-    if not os.path.lexists(target):
+    if not _is_there(target):
         staged.rename(target)
         retired = None
     elif exchange(staged, target):
@@ -100,6 +100,15 @@ def swap_in(target: Path) -> Path | None:
     fsync_path(target.parent)
     crash_point("publish.swapped")
     return retired
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is anything; unlike `os.path.lexists` an error is none of its answers."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _two_step(staged: Path, target: Path) -> Path:

@@ -290,3 +290,15 @@ def test_without_leftovers_there_is_nothing_to_do(target):
     assert not has_leftovers(target)
     assert recover_swap(target) is None
     assert beside(target) == {"out": {"weights": "old", "mine": "user's"}}
+
+
+def test_a_target_that_cannot_be_looked_at_is_not_taken_to_be_missing(target, monkeypatch):
+    before = beside(target)
+
+    def refuse(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        patch.setattr(Path, "lstat", refuse)
+        swap_in(target)
+    assert beside(target) == before
