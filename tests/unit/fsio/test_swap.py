@@ -298,7 +298,8 @@ def test_a_target_that_cannot_be_looked_at_is_not_taken_to_be_missing(target, mo
     def refuse(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with monkeypatch.context() as patch:
         patch.setattr(Path, "lstat", refuse)
-        swap_in(target)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            swap_in(target)
     assert beside(target) == before
