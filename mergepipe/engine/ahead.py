@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import OrderedDict
 
-from mergepipe.engine.work import Job
+from mergepipe.engine.work import Group, Job
 
 # The kernel reads no more ahead for one advice than a disk takes in one request; 1280 KiB is a usual limit.
 _STEP = 1 << 20
@@ -82,7 +82,9 @@ class ReadAhead:
         self._fds.clear()
 
     def ask(self, job: Job) -> None:
-        """Ask for what a job is sure to read."""
+        """Ask for what a job is sure to read; with the first of a group also for the headers of its codes."""
+        if job.group.codes and job.start == 0:
+            self._ask_for_headers(job.group)
         bases = {work.inputs[0] for work in job.group.works if not work.candidates}
         for key, source in job.group.inputs.items():
             if job.start >= source.grid.count or not (key in bases if source.known else source.is_missing(job.start)):
@@ -92,6 +94,23 @@ class ReadAhead:
                 size = source.grid.block_bytes
                 start, stop = job.start * size, min(job.stop * size, source.grid.nbytes)
                 self._advise(key[0], fd, source.ref.info.offset + start, stop - start)
+
+    def _ask_for_headers(self, group: Group) -> None:
+        """Ask for where in their packs codes lie: a worker can ask for none of them before it has read that.
+
+        If the first header is there, so are the others of the group.
+        """
+        for code in group.codes.values():
+            if code.header is None:
+                continue
+            path, count = code.header
+            with contextlib.suppress(OSError):  # whoever reads it will say what is wrong
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    if advise(fd, 0, count):
+                        return
+                finally:
+                    os.close(fd)
 
     def _advise(self, path: str, fd: int, offset: int, count: int) -> None:
         """Ask for a range. Where all went before it was there, it is if its end is."""

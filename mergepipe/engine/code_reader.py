@@ -35,11 +35,18 @@ class _Run:
 
 
 class CodeReader:
-    """Reads what a job needs of codes, into buffers of the worker."""
+    """Reads what a job needs of codes, into buffers of the worker.
 
-    def __init__(self, codes: Mapping[CodeKey, CodeInput], scratch: Scratch) -> None:
+    Parameters
+    ----------
+    turn
+        Tells the job from others that the worker has begun, which have buffers of their own.
+    """
+
+    def __init__(self, codes: Mapping[CodeKey, CodeInput], scratch: Scratch, turn: int = 0) -> None:
         self._codes = codes
         self._scratch = scratch
+        self._turn = turn
         self._chunks: dict[CodeKey, dict[int, list[memoryview]]] = {}
         self._left: dict[CodeKey, list[_Run]] = {}
 
@@ -113,7 +120,8 @@ class CodeReader:
         for stage in range(max(levels.values())):
             blocks = [block for block in blocks if levels[block] > stage]
             found = [(run, *header.run_range(stage, run)) for run in adjacent(blocks)]
-            buffer, at = self._scratch.buffer(("code", number, stage), sum(stop - start for _, start, stop in found)), 0
+            size, at = sum(stop - start for _, start, stop in found), 0
+            buffer = self._scratch.buffer(("code", self._turn, number, stage), size)
             for run, start, stop in found:
                 runs.append(_Run(stage, run, start, buffer[at : at + stop - start]))
                 at += stop - start

@@ -127,6 +127,8 @@ class CodeInput:
         Its key in the cache.
     open
         Opens its pack; None if there is none that is fit.
+    header
+        The pack and how many bytes the header is that must be read of it first; None where it was read.
     is_damaged
         Set where a worker found the pack unfit: blocks are coded anew from the sources then.
     is_given
@@ -139,6 +141,7 @@ class CodeInput:
     expert: Input
     stored: bytes
     open: Callable[[], OpenPack | None]
+    header: tuple[Path, int] | None = None
     is_damaged: bool = False
     is_given: bool = False
     was_read: bool = False

@@ -27,11 +27,12 @@ from typing import BinaryIO, NoReturn
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.job import run_job
 from mergepipe.engine.kernel import Scratch
-from mergepipe.engine.limits import takes_processes
-from mergepipe.engine.orders import Order, Outcome, job_done, order_of, ordered_job, outcome_of
+from mergepipe.engine.limits import begun_ahead, takes_processes
+from mergepipe.engine.orders import Outcome, job_done, order_of
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.work import Group, Input, Job, JobDone
+from mergepipe.engine.worker import do_orders, write_order
 from mergepipe.errors import StorageError
 from mergepipe.values import dataclass
 
@@ -51,7 +52,7 @@ def crew_for(
         The limit in bytes; None for none.
     """
     pool.rest()
-    crew = Crew(passes, pool, hold)
+    crew = Crew(passes, pool, hold, begun_ahead(memory))
     try:
         wanted = takes_processes(workers, memory, sum(one.nbytes for one in passes)) and _can_fork()
         yield crew if wanted and crew.begin(workers) else None
@@ -100,8 +101,7 @@ class _Process:
             self.asked.append((job, future))
             self.owed += job.nbytes
         with contextlib.suppress(OSError):  # whoever waits for the outcome sees to it that there is one
-            self.orders.write(order)
-            self.orders.flush()
+            write_order(self.orders, order)
         return True
 
     def answered(self) -> tuple[Job, Future[JobDone]]:
@@ -143,9 +143,12 @@ class Crew:
         The threads that do what no process can.
     hold
         What lends the memory that groups keep between their passes; it is shared with them.
+    ahead
+        How many jobs a process begins while it does another.
     """
 
-    def __init__(self, passes: Sequence[GroupPasses], pool: WorkerPool, hold: HoldPool) -> None:
+    def __init__(self, passes: Sequence[GroupPasses], pool: WorkerPool, hold: HoldPool, ahead: int = 0) -> None:
+        self._ahead = ahead
         self._passes = passes
         self._pool = pool
         self._hold = hold
@@ -275,20 +278,10 @@ class Crew:
             for process in self._processes:  # those forked before: only the build may hold their pipes
                 os.close(process.orders.fileno())
                 os.close(process.outcomes.fileno())
-            self._do_orders(os.fdopen(orders, "rb"), os.fdopen(outcomes, "wb"), Scratch(self._pool.tile))
+            scratch = Scratch(self._pool.tile)
+            do_orders(orders, os.fdopen(outcomes, "wb"), self._groups, self._hold, scratch, self._ahead)
         finally:
             os._exit(0)  # whatever it was: nothing of the build may be done twice
-
-    def _do_orders(self, orders: BinaryIO, outcomes: BinaryIO, scratch: Scratch) -> None:
-        while True:
-            order: Order = pickle.load(orders)  # noqa: S301 - from the process that forked this one
-            try:
-                job = ordered_job(order, self._groups[order.group], self._hold)
-                found: Outcome | None = outcome_of(run_job(job, scratch), order)
-            except Exception:  # noqa: BLE001 - the build does the job again, and meets whatever it is
-                found = None
-            outcomes.write(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
-            outcomes.flush()
 
 
 @contextlib.contextmanager

@@ -15,10 +15,11 @@ import numpy as np
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
 from mergepipe.dtypes import is_mergeable
+from mergepipe.engine.blocks import make_block, needed_codes
 from mergepipe.engine.coding import CodeKey
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.hold import HoldPool
-from mergepipe.engine.job import make_block, needed_codes, run_job
+from mergepipe.engine.job import run_job
 from mergepipe.engine.kernel import Scratch, typed
 from mergepipe.engine.limits import JobSizes
 from mergepipe.engine.passes import GroupPasses, reduce_now

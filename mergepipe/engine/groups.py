@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.records import StagedTensor
@@ -15,7 +16,7 @@ from mergepipe.engine.work import Group, Input, InputKey, TensorWork
 from mergepipe.errors import InternalError
 from mergepipe.graph.blocks import Holding, TensorRecipe
 from mergepipe.graph.given import checked_code
-from mergepipe.plan.codes import read_codes
+from mergepipe.plan.codes import Coded, read_codes
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
 
@@ -97,9 +98,16 @@ class GroupMaker:
                         expert=inputs[key[1]],
                         stored=stored,
                         open=opener(self._codes, stored) if given is None else given_opener(given),
+                        header=self._header(coded, stored) if given is None else None,
                         is_given=given is not None,
                     )
         return found
+
+    def _header(self, coded: Coded, stored: bytes) -> tuple[Path, int]:
+        from mergepipe.progressive.header import header_bytes  # numpy comes with it
+
+        blocks = coded.expert.grid(self._index.geometry).count
+        return self._codes.path(stored), header_bytes(len(coded.expert.info.shape), blocks)
 
     def _levels(self, works: Sequence[TensorWork]) -> dict[InputKey, bytes | None]:
         """Return which blocks of each stored input any of these works reads; None for all of them."""

@@ -8,31 +8,62 @@ changes meanwhile.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-
 from mergepipe.digest import content_digest
-from mergepipe.dtypes import is_mergeable
+from mergepipe.engine.blocks import (
+    block_values,
+    check_result,
+    copied_block,
+    make_block,
+    needed_blocks,
+    needed_codes,
+    read_slots,
+)
 from mergepipe.engine.claims import Claims
 from mergepipe.engine.coding import CodeKey, Coding
-from mergepipe.engine.kernel import Array, Scratch, all_finite, compute_block, convert, measure_block, typed
+from mergepipe.engine.kernel import Scratch, measure_block
 from mergepipe.engine.meter import Meter
-from mergepipe.engine.problems import input_difference, named, non_finite
+from mergepipe.engine.problems import input_difference
 from mergepipe.engine.reader import Reader
 from mergepipe.engine.staging import StagedWrites
 from mergepipe.engine.work import BlockMeasured, BlocksDone, InputKey, Job, JobDone, TensorWork
-from mergepipe.errors import OperatorError
 from mergepipe.fsio.crash import crash_point
 from mergepipe.graph.blocks import BlockPlan, StatisticPlan, find_block, plan_block, plan_statistic
-from mergepipe.plan.values import Decision, TensorPlan
-from mergepipe.progressive.decode import BlockDecoder
+from mergepipe.plan.values import Decision
 
 
-def run_job(job: Job, scratch: Scratch) -> JobDone:
+def begin_merge(job: Job, scratch: Scratch, turn: int = 0) -> BegunMerge | None:
+    """Decide what a job of known content reads, and ask for it, while another is still being done; None for other jobs.
+
+    Not where statistics are taken, content is found by reading, or inputs are kept between passes: what such a job
+    needs is known when those before it are done.
+
+    Parameters
+    ----------
+    turn
+        Tells it from the other jobs that were begun: what is read at once lies in buffers of its own.
+
+    Raises
+    ------
+    PackError, SourceChangedError, StorageError
+        As `run_job` would.
+    """
+    if job.measures or job.codings or job.group.held is not None or job.group.cold:
+        return None
+    merge = BegunMerge(job, Reader(job, scratch, turn), scratch)
+    merge.ask()
+    return merge
+
+
+def run_job(job: Job, scratch: Scratch, begun: BegunMerge | None = None) -> JobDone:
     """Do a job.
+
+    Parameters
+    ----------
+    begun
+        What `begin_merge` made of it.
 
     Raises
     ------
@@ -43,10 +74,12 @@ def run_job(job: Job, scratch: Scratch) -> JobDone:
     StorageError
         If a read or a write is refused.
     """
+    if begun is not None:
+        return begun.done()
     reader = Reader(job, scratch)
     if job.measures or job.codings:
         return _measure(job, reader, scratch)
-    return _Merge(job, reader, scratch).done()
+    return BegunMerge(job, reader, scratch).done()
 
 
 def _measure(job: Job, reader: Reader, scratch: Scratch) -> JobDone:
@@ -61,12 +94,12 @@ def _measure(job: Job, reader: Reader, scratch: Scratch) -> JobDone:
         reader.read_cold()
         todo = _to_measure(job, blocks, reader, measured)
         coded = [pair for coding in job.codings for pair in _to_code(blocks, coding, reader)]
-        reader.read(_needed(_measured_slots(job, todo), _coded_blocks(coded)))
+        reader.read(needed_blocks(_measured_slots(job, todo), _coded_blocks(coded)))
         _count_measured(meters, numbers, job, todo)
         began = _count_reading(meters, started)
         for index, plan in todo:
             measure = job.measures[index]
-            inputs = _values(measure.work, plan, reader)
+            inputs = block_values(measure.work, plan, reader)
             value = measure_block(measure.work.recipe, measure.statistic, plan.block, inputs, plan.sources, scratch)
             measured.append(BlockMeasured(index, plan.block, plan.key, value))
             began, since = time.perf_counter(), began
@@ -126,7 +159,7 @@ def _to_code(blocks: range, coding: Coding, reader: Reader) -> Iterator[_ToCode]
 def _measured_slots(job: Job, todo: Iterable[tuple[int, StatisticPlan]]) -> Iterator[tuple[InputKey, int]]:
     """Yield what must be read for statistics."""
     for index, plan in todo:
-        yield from _read_slots(job.measures[index].work, plan)
+        yield from read_slots(job.measures[index].work, plan)
 
 
 def _coded_blocks(coded: Iterable[_ToCode]) -> Iterator[tuple[InputKey, int]]:
@@ -159,8 +192,14 @@ def _count_reading(meters: Sequence[Meter], started: float) -> float:
     return now
 
 
-class _Merge:
-    """Merges a job, piece by piece."""
+class BegunMerge:
+    """A job that is merged, piece by piece.
+
+    Parameters
+    ----------
+    reader
+        That of the job.
+    """
 
     def __init__(self, job: Job, reader: Reader, scratch: Scratch) -> None:
         self._job = job
@@ -173,14 +212,24 @@ class _Merge:
         self._index_bytes: dict[InputKey, int] = {}
         # What is read is decided for all pieces at once, where nothing must be read for that.
         self._plans = None if reader.is_cold else self._decide(reader.blocks)
+        self._codes: dict[CodeKey, dict[int, int]] | None = None  # those that were asked for
+        self._was_asked = False
+
+    def ask(self) -> None:
+        """Ask the kernel for all that the job reads, if that is decided; take the codes that need no waiting."""
+        if self._plans is None or self._was_asked:
+            return
+        started = time.perf_counter()
+        if self._job.group.codes:
+            self._codes = self._ask_for_codes(self._plans)
+        self._reader.ask(self._needed(self._plans))
+        self._was_asked = True
+        _count_reading(self._meters, started)
 
     def done(self) -> JobDone:
-        """Do it."""
+        """Do the job."""
         job, reader = self._job, self._reader
-        if self._plans is not None and job.piece:
-            started = time.perf_counter()
-            reader.ask(self._needed(self._plans))
-            _count_reading(self._meters, started)
+        self.ask()
         with contextlib.ExitStack() as stack:
             writes = [stack.enter_context(work.shard.writing(work.name)) for work in self._works]
             for blocks in reader.pieces():
@@ -208,12 +257,11 @@ class _Merge:
         else:
             todo = self._plans
         if self._job.group.codes:
-            codes = needed_codes((work, plan) for work, plans in zip(self._works, todo, strict=True) for plan in plans)
-            reader.ask_for_codes(codes)
-            reader.read(self._needed(todo))
+            codes = self._ask_for_codes(todo) if self._codes is None else self._codes
+            reader.read(self._needed(todo), asked=self._was_asked)
             reader.read_codes(codes)
         elif self._works:
-            reader.read(self._needed(todo), asked=self._plans is not None and self._job.piece > 0)
+            reader.read(self._needed(todo), asked=self._was_asked)
         began = _count_reading(meters, started)
         for number, (work, plans) in enumerate(zip(self._works, todo, strict=True)):
             self._claims.count(number, plans, meters[number])
@@ -227,10 +275,16 @@ class _Merge:
             meters[number].merging_seconds += began - since
         _add(self._index_bytes, reader.index_bytes(self._claims.claimed))
 
+    def _ask_for_codes(self, todo: Sequence[Sequence[BlockPlan]]) -> dict[CodeKey, dict[int, int]]:
+        """Ask for the codes that are needed, take those that need no waiting, and return what is needed."""
+        codes = needed_codes((work, plan) for work, plans in zip(self._works, todo, strict=True) for plan in plans)
+        self._reader.ask_for_codes(codes)
+        return codes
+
     def _needed(self, todo: Sequence[Sequence[BlockPlan]]) -> dict[InputKey, list[int]]:
         """Return the blocks that are read exactly, by input."""
         planned = ((work, plan) for work, plans in zip(self._works, todo, strict=True) for plan in plans)
-        return _needed(pair for work, plan in planned for pair in _read_slots(work, plan))
+        return needed_blocks(pair for work, plan in planned for pair in read_slots(work, plan))
 
     def _decide(self, blocks: range) -> list[list[BlockPlan]]:
         """Return by work which of these blocks are to be made; enter those that earlier builds hold."""
@@ -250,35 +304,6 @@ class _Merge:
                     self._meters[number].cached += 1
             todo.append(found)
         return todo
-
-
-def _read_slots(work: TensorWork, plan: BlockPlan | StatisticPlan) -> Iterator[tuple[InputKey, int]]:
-    """Yield the (input, block) pairs that must be read exactly."""
-    for slot in plan.reads:
-        key = work.inputs[slot]
-        if key is not None:
-            yield key, plan.block
-
-
-def _needed(*pairs: Iterable[tuple[InputKey, int]]) -> dict[InputKey, list[int]]:
-    needed: dict[InputKey, set[int]] = {}
-    for key, block in itertools.chain(*pairs):
-        found = needed.get(key)
-        if found is None:
-            needed[key] = {block}
-        else:
-            found.add(block)
-    return {key: sorted(blocks) for key, blocks in needed.items()}
-
-
-def needed_codes(planned: Iterable[tuple[TensorWork, BlockPlan]]) -> dict[CodeKey, dict[int, int]]:
-    """Return by code and block the level that is needed, the best one of all outputs."""
-    needed: dict[CodeKey, dict[int, int]] = {}
-    for work, plan in planned:
-        for slot, level in plan.decodes:
-            blocks = needed.setdefault(work.code(slot), {})
-            blocks[plan.block] = max(level, blocks.get(plan.block, 0))
-    return needed
 
 
 def _runs(plans: Sequence[BlockPlan]) -> Iterable[list[BlockPlan]]:
@@ -322,74 +347,9 @@ def _produce(
 def _copy(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, writes: StagedWrites) -> bytes:
     """Write a block that is one of an input, from where that was read to; return its digest, which is the input's."""
     start, stop = work.recipe.grid.byte_range(plan.block)
-    key, data = _copied(work, plan, reader)
+    key, data = copied_block(work, plan, reader)
     out = data[: stop - start]
-    _check_result(work, plan, reader, scratch, out)
+    check_result(work, plan, reader, scratch, out)
     writes.write(start, out)
     digest = reader.digest(key, plan.block) if len(out) == len(data) else None
     return digest or content_digest(out)
-
-
-def _copied(work: TensorWork, plan: BlockPlan, reader: Reader) -> tuple[InputKey, memoryview]:
-    """Return the input that a block is copied from, and the bytes of its block."""
-    assert plan.copied is not None, "it is copied"
-    key = work.inputs[plan.copied]
-    assert key is not None, "a copied block has an input"
-    return key, reader.data(key, plan.block)
-
-
-def make_block(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, target: memoryview) -> None:
-    if plan.copied is not None:
-        target[:] = _copied(work, plan, reader)[1][: len(target)]
-    else:
-        _compute(work, plan, reader, scratch, target)
-    _check_result(work, plan, reader, scratch, target)
-
-
-def _check_result(
-    work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, result: memoryview
-) -> None:
-    """Refuse NaN and infinity in a block that was made, unless they are allowed."""
-    tensor = work.recipe.tensor
-    if _must_be_finite(tensor) and not all_finite(typed(result, tensor.dtype), scratch):
-        found = zip(tensor.slots, _values(work, plan, reader), strict=True)
-        raise non_finite(work.plan, tensor, [(ref, values) for ref, values in found if ref is not None])
-
-
-def _values(work: TensorWork, plan: BlockPlan | StatisticPlan, reader: Reader) -> list[Array | None]:
-    """Return per slot the values of a block, None where it is not read."""
-    reads = plan.reads
-    return [reader.values(work, slot, plan.block) if slot in reads else None for slot in range(len(work.inputs))]
-
-
-def _must_be_finite(tensor: TensorPlan) -> bool:
-    return tensor.params.values["non_finite"] == "error" and is_mergeable(tensor.dtype)
-
-
-def _check_inputs(work: TensorWork, inputs: Sequence[Array | None], scratch: Scratch) -> None:
-    """Look for NaN and infinity in what was read."""
-    if any(values is not None and not all_finite(values, scratch) for values in inputs):
-        tensor = work.recipe.tensor
-        found = zip(tensor.slots, inputs, strict=True)
-        raise non_finite(work.plan, tensor, [(ref, values) for ref, values in found if ref is not None])
-
-
-def _compute(work: TensorWork, plan: BlockPlan, reader: Reader, scratch: Scratch, target: memoryview) -> None:
-    recipe = work.recipe
-    out = typed(target, recipe.tensor.dtype)
-    merged = recipe.merged_elements(plan.block)
-    read = _values(work, plan, reader)
-    if _must_be_finite(recipe.tensor) and not recipe.operator.shows_non_finite:
-        _check_inputs(work, [None if values is None else values[:merged] for values in read], scratch)
-    inputs: list[Array | BlockDecoder | None] = [*read]
-    for slot, level in plan.decodes:
-        inputs[slot] = reader.decoder(work, slot, plan.block, level)
-    if merged:
-        try:
-            compute_block(recipe, plan.block, inputs, plan.sources, work.reduction, out[:merged], scratch)
-        except OperatorError as error:
-            raise named(work, error) from error
-    if merged < out.size:
-        base = inputs[0]
-        assert isinstance(base, np.ndarray), "rows beyond the common ones come from the base"
-        convert(base[merged : out.size], out[merged:])

@@ -30,6 +30,9 @@ HASH_ELEMENTS = 1 << 22
 # Jobs per worker in flight: enough that no worker waits, few enough that memory stays bounded. Outcomes are taken in
 # order, and jobs of small tensors lie among large ones: with 3 of them workers waited for a tenth of the time.
 JOBS_AHEAD = 8
+# Jobs that a worker process begins while it does another: the disk works on what they read. With an empty page cache
+# eight experts at 10% in levels took 5.2 s without, 4.5 s with one and 4.2 s with two, in blocks 3.0, 2.5 and 2.1.
+BEGUN_AHEAD = 2
 # Worker processes are forked where so many bytes are gone through; for less, threads are as quick.
 FORK_BYTES = 256 << 20
 # What groups may keep between their passes where no limit is set: the inputs of a layer of a 0.5B model with four
@@ -165,6 +168,11 @@ def takes_processes(workers: int, memory: int | None, nbytes: int) -> bool:
     return workers > 1 and nbytes >= FORK_BYTES and (memory is None or memory >= _AMPLE)
 
 
+def begun_ahead(memory: int | None) -> int:
+    """Return how many jobs a worker process begins while it does another; none where memory is limited."""
+    return BEGUN_AHEAD if memory is None else 0
+
+
 def kept_blocks(inputs: Sequence[BlockGrid], limit: int) -> int:
     """Return how many blocks of each of its inputs a group keeps between its passes.
 
@@ -281,7 +289,7 @@ def peak_memory(plans: Sequence[OutputPlan], workers: int, memory: int | None) -
         # One buffer takes the results of all outputs in turn.
         one = sum(min(blocks * block_bytes(grid), grid.nbytes) for grid in inputs)
         one += max(min(blocks * block_bytes(recipe.grid), recipe.grid.nbytes) for recipe in recipes)
-        one += max(_making_bytes(group, coded), _reading_bytes(coded, blocks))
+        one += max(_making_bytes(group, coded), _reading_bytes(coded, blocks, 1 + begun_ahead(limit)))
         largest = max(largest, one + (len(inputs) + 1) * tile)
         headers.append(sum(grid.count for grid in coded) * _HEADER_BYTES)
         priced += sum(grid.count for grid in coded) * _PRICED_BYTES
@@ -305,9 +313,9 @@ def _making_bytes(members: Sequence[Member], coded: Sequence[BlockGrid]) -> int:
     return _CODING_BYTES + each * elements if coded else 0
 
 
-def _reading_bytes(coded: Sequence[BlockGrid], blocks: int) -> int:
-    """Return what a worker needs to read codes of a job's blocks and to decode them."""
-    found = sum(min(blocks, grid.count) * code_bytes(grid) + _DECODER_BYTES for grid in coded)
+def _reading_bytes(coded: Sequence[BlockGrid], blocks: int, jobs: int) -> int:
+    """Return what a worker needs to read codes of the blocks of some jobs and to decode them."""
+    found = sum(jobs * min(blocks, grid.count) * code_bytes(grid) + _DECODER_BYTES for grid in coded)
     return found + (_CODING_BYTES if coded else 0)
 
 

@@ -21,13 +21,18 @@ class Reader:
 
     A job may be gone through piece by piece: `pieces` yields them, and what was read of one is gone with the next.
 
+    Parameters
+    ----------
+    turn
+        Tells the job from others that the worker has begun; codes that are asked for lie in buffers of their own.
+
     Attributes
     ----------
     blocks
         The blocks of the piece; at first those of the whole job.
     """
 
-    def __init__(self, job: Job, scratch: Scratch) -> None:
+    def __init__(self, job: Job, scratch: Scratch, turn: int = 0) -> None:
         self._job = job
         self._group = job.group
         self._scratch = scratch
@@ -38,7 +43,7 @@ class Reader:
         self._views: dict[InputKey, dict[int, memoryview]] = {key: {} for key in self._inputs}
         self._cold = [source for source in self._inputs.values() if source.known is None]
         self._found: dict[InputKey, list[bytes]] = {source.key: [] for source in self._cold}
-        self._codes = CodeReader(job.group.codes, scratch)
+        self._codes = CodeReader(job.group.codes, scratch, turn)
         self._files = scratch.files
         self._files.next_job()
 

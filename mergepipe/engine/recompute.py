@@ -12,9 +12,10 @@ from pathlib import Path
 
 from mergepipe.cache.reserve import reserve
 from mergepipe.digest import content_digest
+from mergepipe.engine.blocks import make_block, needed_codes
 from mergepipe.engine.groups import GroupMaker
 from mergepipe.engine.hold import HoldPool
-from mergepipe.engine.job import make_block, needed_codes, run_job
+from mergepipe.engine.job import run_job
 from mergepipe.engine.kernel import Scratch
 from mergepipe.engine.limits import JobSizes
 from mergepipe.engine.meter import Meter

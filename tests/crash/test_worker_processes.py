@@ -17,7 +17,8 @@ from support.checkpoints import random_tensors
 from support.every_operator import RECIPES
 from support.projects import SmallProject
 
-FORK = "import mergepipe.engine.crew as crew, mergepipe.engine.limits as limits; limits.FORK_BYTES = 0\n"
+FORK = "import mergepipe.engine.crew as crew, mergepipe.engine.limits as limits, mergepipe.engine.worker as worker\n"
+FORK += "limits.FORK_BYTES = 0\n"
 # Which process did each job, and something that is done before each.
 LOGGED = FORK + """
 import os, pathlib, signal, time
@@ -25,15 +26,16 @@ from mergepipe.errors import InternalError
 
 done = 0
 
-def run_job(job, scratch):
+def run_job(*arguments):
     global done
     {action}
     done += 1
     with open("jobs", "a") as file:
         file.write("build\\n" if os.getpid() == main else f"{{os.getpid()}}\\n")
-    return original(job, scratch)
+    return original(*arguments)
 
-main, original, crew.run_job = os.getpid(), crew.run_job, run_job
+main, original = os.getpid(), crew.run_job
+crew.run_job = worker.run_job = run_job
 """
 
 THREADS_LOGGED = "import mergepipe.engine.schedule as schedule; schedule.run_job = run_job\n"

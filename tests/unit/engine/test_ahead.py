@@ -66,6 +66,31 @@ def test_a_file_that_is_gone_is_left_to_the_reader(asked, tmp_path):
     assert asked == []
 
 
+def coded_job(*headers, start=0):
+    codes = {number: SimpleNamespace(header=header) for number, header in enumerate(headers)}
+    return Job(group=Group(works=(), inputs={}, codes=codes), start=start, stop=start + 1)
+
+
+def test_with_the_first_job_the_headers_of_codes_are_asked_for(asked, files, tmp_path):
+    one = ReadAhead()
+    before = open_files()
+    one.ask(coded_job((files[0], 40), None, (tmp_path / "gone", 40), (files[1], 50)))
+    one.ask(coded_job((files[2], 60), start=4))
+    assert asked == [(0, 40), (0, 50)]
+    assert open_files() == before
+    one.close()
+
+
+def test_where_a_header_is_in_the_page_cache_the_others_of_its_group_are_taken_to_be(files, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ahead, "advise", lambda fd, offset, count: asked.append(count) or count == 50)
+    one = ReadAhead()
+    one.ask(coded_job((files[0], 40), (files[1], 50), (files[2], 60)))
+    one.ask(coded_job((files[2], 70)))
+    one.close()
+    assert asked == [40, 50, 70]
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files by /proc")
 def test_few_files_stay_open_and_none_at_the_end(asked, files, monkeypatch):
     monkeypatch.setattr(ahead, "_FILES", 2)
