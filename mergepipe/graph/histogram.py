@@ -9,7 +9,7 @@ from mergepipe.cache.progressive import CodePrices
 from mergepipe.errors import CacheError
 from mergepipe.graph.blocks import TensorRecipe
 from mergepipe.graph.inputs import slot_blocks
-from mergepipe.graph.prices import block_costs, first_equal
+from mergepipe.graph.prices import block_costs, code_key, first_equal
 from mergepipe.plan.access import EXACT, OMITTED
 from mergepipe.plan.codes import Coded, read_codes
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _CELLS = 256  # a level is a byte
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelCount:
@@ -65,6 +66,7 @@ def tensor_histograms(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) 
     known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
     counted = first_equal(recipe, known) == np.arange(len(tensor.experts))[:, None]
     sizes, codes = block_costs(recipe), read_codes(plan, tensor)
+    prices = coded_prices(codes, index)
     levels = np.full(counted.shape, EXACT, np.uint8)
     for number, ref in enumerate(tensor.experts):
         if ref is None or not any(map(tensor.is_expert, ref.stored)):
@@ -74,7 +76,7 @@ def tensor_histograms(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) 
         levels[number, : len(row)], counted[number, len(row) :] = row, False
         if number + 1 in codes:
             at = np.flatnonzero((row != OMITTED) & (row != EXACT))
-            stages = np.cumsum(coded_prices(codes[number + 1], index).sizes, axis=0)
+            stages = np.cumsum(prices[number + 1].sizes, axis=0)
             sizes[number, at] = stages[row[at] - 1, at]
     sizes[levels == OMITTED] = 0
     return _counts(levels, counted | (levels == OMITTED), sizes)
@@ -110,28 +112,35 @@ def _counts(levels: Array, counted: Array, sizes: Array) -> tuple[Histogram, ...
     return found
 
 
-def coded_prices(coded: Coded, index: SourceIndex) -> CodePrices:
-    """Return what the levels of a delta come to that a resolved plan reads.
+def coded_prices(deltas: Mapping[int, Coded], index: SourceIndex) -> dict[int, CodePrices]:
+    """Return by slot what the levels of the deltas come to that a resolved plan reads of a tensor.
 
     Raises
     ------
     CacheError
-        If the catalog has lost it.
+        If the catalog has lost that of one.
     """
-    base, expert = (index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert))
-    given = index.given.code(coded.expert.source, coded.expert.info)
-    if given is not None:
-        sizes, residuals = given.header.prices()
-        return CodePrices(sizes=sizes, residuals=residuals, header=given.header.seal)
-    codes = index.codes
-    key = None if base is None or expert is None else codes.key(base, expert)
-    found = None if key is None else codes.prices(key) or codes.adopt(key)
-    if found is None:
-        raise CacheError(
-            f"what the progressive code of `{coded.expert.info.name}` of source `{coded.expert.source}` comes to was"
-            " lost from the catalog",
-            hint="check the cache with `mergepipe cache verify`, or remove it: it is filled again",
-            source=coded.expert.source,
-            tensor=coded.expert.info.name,
-        )
+    codes, found = index.codes, {}
+    keys = {slot: code_key(coded, index, codes) for slot, coded in deltas.items()}
+    known = codes.all_prices([key for key in keys.values() if key is not None])
+    for slot, coded in deltas.items():
+        given, key = index.given.code(coded.expert.source, coded.expert.info), keys[slot]
+        if given is not None:
+            sizes, residuals = given.header.prices()
+            found[slot] = CodePrices(sizes=sizes, residuals=residuals, header=given.header.seal)
+            continue
+        prices = None if key is None else known.get(key) or codes.adopt(key)
+        if prices is None:
+            raise _lost(coded)
+        found[slot] = prices
     return found
+
+
+def _lost(coded: Coded) -> CacheError:
+    return CacheError(
+        f"what the progressive code of `{coded.expert.info.name}` of source `{coded.expert.source}` comes to was lost"
+        " from the catalog",
+        hint="check the cache with `mergepipe cache verify`, or remove it: it is filled again",
+        source=coded.expert.source,
+        tensor=coded.expert.info.name,
+    )

@@ -109,7 +109,7 @@ def level_prices(
         return None
     sizes = np.zeros((LEVELS, len(tensor.experts), blocks), np.int64)
     residuals = np.full(sizes.shape, np.inf)
-    keys = {one.slot: _code_key(one, index, codes) for one in coded}
+    keys = {one.slot: code_key(one, index, codes) for one in coded}
     told = codes.all_prices([key for key in keys.values() if key is not None])
     for one in coded:
         given = checked_code(plan, one.base, one.expert, index)
@@ -129,12 +129,12 @@ def level_prices(
 
 def are_coded(deltas: Iterable[Coded], codes: CodeStore, index: SourceIndex) -> bool:
     """Return whether it is known of all of these deltas what their levels come to."""
-    keys = {_code_key(coded, index, codes) for coded in deltas if not coded.expert.coded_only}
+    keys = {code_key(coded, index, codes) for coded in deltas if not coded.expert.coded_only}
     known = [key for key in keys if key is not None]
     return len(known) == len(keys) == len(codes.headers(known))
 
 
-def _code_key(coded: Coded, index: SourceIndex, codes: CodeStore) -> bytes | None:
+def code_key(coded: Coded, index: SourceIndex, codes: CodeStore) -> bytes | None:
     """Return the key of a code, None while the content of base or expert is not known."""
     base, expert = (index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert))
     return None if base is None or expert is None else codes.key(base, expert)

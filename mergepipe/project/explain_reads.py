@@ -37,7 +37,7 @@ def tensor_reads(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex) -> tu
     if not known or tensor.decision is Decision.EQUAL:
         return tuple(_planned(plan, tensor, slot) for slot in range(len(tensor.slots)))
     codes = read_codes(plan, tensor)
-    prices = {slot: coded_prices(coded, index) for slot, coded in codes.items()}
+    prices = coded_prices(codes, index)
     counts = [_Counts(plan, recipe, slot, prices.get(slot)) for slot in range(len(tensor.slots))]
     for block in range(recipe.grid.count):
         digests = [digest_at(blocks, block) for blocks in packed]

@@ -51,7 +51,7 @@ class CodeSizes:
         name = (base.source, base.info.name, ref.source, ref.info.name)
         sizes = self._found.get(name)
         if sizes is None:
-            sizes = _up_to_each(coded_prices(Coded(slot=slot, expert=ref, base=base), self._index).sizes)
+            sizes = _up_to_each(coded_prices({slot: Coded(slot=slot, expert=ref, base=base)}, self._index)[slot].sizes)
             self._found[name] = sizes
         if len(blocks) == 1:
             (block,) = blocks
