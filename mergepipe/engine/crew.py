@@ -27,7 +27,7 @@ from typing import BinaryIO, NoReturn
 from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.job import run_job
 from mergepipe.engine.kernel import Scratch
-from mergepipe.engine.limits import begun_ahead, takes_processes
+from mergepipe.engine.limits import SMALL_TILE, begun_ahead, takes_processes
 from mergepipe.engine.orders import Outcome, job_done, order_of
 from mergepipe.engine.passes import GroupPasses
 from mergepipe.engine.pool import WorkerPool
@@ -278,7 +278,7 @@ class Crew:
             for process in self._processes:  # those forked before: only the build may hold their pipes
                 os.close(process.orders.fileno())
                 os.close(process.outcomes.fileno())
-            scratch = Scratch(self._pool.tile)
+            scratch = Scratch(SMALL_TILE)
             do_orders(orders, os.fdopen(outcomes, "wb"), self._groups, self._hold, scratch, self._ahead)
         finally:
             os._exit(0)  # whatever it was: nothing of the build may be done twice

@@ -29,7 +29,7 @@ class WorkerPool:
     Attributes
     ----------
     tile
-        How many elements to work on at a time.
+        How many elements a thread works on at a time.
     """
 
     def __init__(self, workers: int, memory: int | None = None) -> None:

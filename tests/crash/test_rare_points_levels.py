@@ -183,7 +183,8 @@ def test_a_pack_that_cannot_be_read_is_made_up_for_from_the_sources(tmp_path, fa
     site.report()
     site.turn_to(2)
     assert site.run("plan").code == 0  # makes what is new, so that the build only reads
-    env = {"FAULT_CALL": call, "FAULT_PATH": "/progressive/", "FAULT_NTH": "3" if error else "0"}
+    nth = "3" if call == "read" and error else "0"  # some of what is opened is only asked for
+    env = {"FAULT_CALL": call, "FAULT_PATH": "/progressive/", "FAULT_NTH": nth}
     result = site.run("build", "-j", "1", env=env | {"FAULT_ERROR": str(error)})
     assert result.code == 0, result.text
     finish(site, clean[2])
@@ -195,7 +196,7 @@ def test_without_descriptors_a_build_says_so_and_takes_no_pack_for_damaged(tmp_p
     site.turn_to(2)
     assert site.run("plan").code == 0
     before = site.packs()
-    env = {"FAULT_CALL": "open", "FAULT_PATH": "/progressive/", "FAULT_NTH": "2", "FAULT_ERROR": str(errno.EMFILE)}
+    env = {"FAULT_CALL": "open", "FAULT_PATH": "/progressive/", "FAULT_NTH": "0", "FAULT_ERROR": str(errno.EMFILE)}
     check_refused(site.run("build", "-j", "1", env=env), "Too many open files", "progressive")
     assert site.packs() == before
     finish(site, clean[2])
