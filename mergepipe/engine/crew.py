@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -30,9 +29,10 @@ from mergepipe.engine.kernel import Scratch
 from mergepipe.engine.limits import SMALL_TILE, begun_ahead, takes_processes
 from mergepipe.engine.orders import Outcome, job_done, order_of
 from mergepipe.engine.passes import GroupPasses
+from mergepipe.engine.pipes import packed, read_outcome, write_order
 from mergepipe.engine.pool import WorkerPool
 from mergepipe.engine.work import Group, Input, Job, JobDone
-from mergepipe.engine.worker import do_orders, write_order
+from mergepipe.engine.worker import do_orders
 from mergepipe.errors import StorageError
 from mergepipe.values import dataclass
 
@@ -238,14 +238,14 @@ class Crew:
             return None  # whoever does the job tells it
         if order is None:
             return None
-        return pickle.dumps(order, pickle.HIGHEST_PROTOCOL)
+        return packed(order)
 
     def _receive(self, process: _Process) -> None:
         """Take the outcomes of a process, until there are no more; do what it failed at, or left undone."""
         scratch = Scratch(self._pool.tile)
         with contextlib.suppress(Exception):  # whatever a process that is killed leaves half said
             while True:
-                outcome: Outcome | None = pickle.load(process.outcomes)  # noqa: S301 - from a process of ours
+                outcome: Outcome | None = read_outcome(process.outcomes)
                 _settle(process, *process.answered(), outcome, scratch)
         with process.lock:
             process.is_gone = True

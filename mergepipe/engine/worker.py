@@ -6,9 +6,6 @@ next jobs' bytes while this one is computed.
 
 from __future__ import annotations
 
-import os
-import pickle
-import select
 from collections import deque
 from collections.abc import Sequence
 from typing import BinaryIO
@@ -17,22 +14,9 @@ from mergepipe.engine.hold import HoldPool
 from mergepipe.engine.job import BegunMerge, begin_merge, run_job
 from mergepipe.engine.kernel import Scratch
 from mergepipe.engine.orders import Order, Outcome, ordered_job, outcome_of
+from mergepipe.engine.pipes import Inbox, packed
 from mergepipe.engine.work import Group, Job
 from mergepipe.values import dataclass
-
-_LENGTH_BYTES = 4
-
-
-def write_order(file: BinaryIO, order: bytes) -> None:
-    """Send a pickled order to a worker process.
-
-    Raises
-    ------
-    OSError
-        If nobody is there to read it.
-    """
-    file.write(len(order).to_bytes(_LENGTH_BYTES, "little") + order)
-    file.flush()
 
 
 def do_orders(
@@ -50,11 +34,11 @@ def do_orders(
         How many jobs are begun while another is done; 0 for none.
     """
     begun: deque[_Begun] = deque()
-    inbox = _Inbox(orders)
+    inbox = Inbox(orders)
     turn = 0
     while True:
         while len(begun) <= ahead and all(one.merge for one in begun) and (not begun or inbox.has_order()):
-            order = inbox.take()
+            order: Order | None = inbox.take()
             if order is None:
                 break
             turn = (turn + 1) % (ahead + 1)
@@ -62,38 +46,8 @@ def do_orders(
         if not begun:
             return
         found = _outcome(begun.popleft(), scratch)
-        outcomes.write(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
+        outcomes.write(packed(found))
         outcomes.flush()
-
-
-class _Inbox:
-    """The orders that come through a pipe."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLIN)
-        self._is_closed = False
-
-    def has_order(self) -> bool:
-        """Return whether there is an order that need not be waited for."""
-        return not self._is_closed and bool(self._poll.poll(0))
-
-    def take(self) -> Order | None:
-        """Wait for an order; None if there will not be any."""
-        length = self._read(_LENGTH_BYTES)
-        data = self._read(int.from_bytes(length, "little")) if length else b""
-        self._is_closed = not data
-        order: Order | None = pickle.loads(data) if data else None  # noqa: S301 - from the process that forked this one
-        return order
-
-    def _read(self, count: int) -> bytes:
-        """Return so many bytes; none if whoever writes them is gone before."""
-        found = os.read(self._fd, count)
-        while found and len(found) < count:
-            more = os.read(self._fd, count - len(found))
-            found = found + more if more else b""
-        return found
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ def calls(tree):
 
 
 # Between a build and the processes that it has forked, through pipes that nobody else has an end of: no file, no name.
-PRIVATE_PIPES = {("engine/crew.py", "pickle")}
+PRIVATE_PIPES = {("engine/pipes.py", "pickle")}
 
 
 def test_no_module_imports_what_runs_data():

@@ -8,7 +8,8 @@ import pytest
 
 from mergepipe.engine import worker
 from mergepipe.engine.kernel import Scratch
-from mergepipe.engine.worker import do_orders, write_order
+from mergepipe.engine.pipes import write_order
+from mergepipe.engine.worker import do_orders
 
 
 class Pipes:
