@@ -22,7 +22,7 @@ NO_ANGLE = (
 """What the references of these operators say of such inputs."""
 
 # How many chunks are worked on together: over all vectors up to 2 MiB of float64, and as much for their products.
-_CHUNKS_AT_ONCE, _ROW_CHUNKS = 4, 16
+_CHUNKS_AT_ONCE, _ROW_CHUNKS = 2, 16
 
 GramSteps = Generator[Sequence[Statistic], StatisticValues, Array]
 """Asks for the statistics of a Gram matrix and returns it, float64 ``(vectors, vectors)``."""
