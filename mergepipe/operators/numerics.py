@@ -85,8 +85,11 @@ def weighted_sum(inputs: BlockInputs, coefficients: Sequence[float], *, deltas: 
             if coefficient != 1 or inputs.base is None:  # a difference times 1 is itself, whatever it is
                 term *= coefficient
         else:
-            term = inputs.scratch(number)
-            inputs.xp.multiply(inputs.value(index, number), coefficient, out=term)
+            room, value = inputs.scratch(number), inputs.value(index, number)
+            if coefficient == 1 and not inputs.non_finite and (total is not None or value is room):
+                term = value  # what is added is only read; a NaN times 1 may be another one
+            else:
+                term = inputs.xp.multiply(value, coefficient, out=room)
         if total is None:
             total = term
         else:

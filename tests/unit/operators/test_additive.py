@@ -1,6 +1,7 @@
 """The additive operators: formulas, order of operations, and what they need not compute."""
 
 import array_api_compat.numpy as xp
+import ml_dtypes  # noqa: F401 - numpy knows bfloat16 by name then
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,6 +62,27 @@ def test_linear_is_the_reference(weights, work, normalize):
         assert same_bits(got, linear(experts, weights, normalize=normalize))
     else:
         assert not got.any()
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (1, 0.5, 1), (0.5, 1, 1), (1,)])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("non_finite", [False, True])
+def test_a_weight_of_one_gives_what_the_product_gives_and_writes_to_no_input(weights, stored, non_finite):
+    base, *experts = [array.astype(stored) for array in arrays(len(weights) + 1)]
+    for place, expert in enumerate(experts):
+        expert[:4] = (0.0, -0.0, 1e-45, -1e-40)  # zeros and subnormal numbers
+        expert[4 + place] = 0.0
+        if non_finite:
+            expert[20 + place], expert[40] = np.nan, np.inf
+    before = [expert.copy() for expert in experts]
+    got = apply("linear", base, experts, params(weights), non_finite=non_finite)
+    wide = [expert.astype(np.float32) for expert in experts]
+    with np.errstate(all="ignore"):
+        expected = wide[0] * np.float32(weights[0])
+        for expert, weight in zip(wide[1:], weights[1:], strict=True):
+            expected = expected + expert * np.float32(weight)
+    assert same_bits(got, expected)
+    assert all(same_bits(expert, kept) for expert, kept in zip(experts, before, strict=True))
 
 
 @given(st.lists(finite, min_size=1, max_size=6), finite, st.sampled_from(["float32", "float64"]), st.booleans())
