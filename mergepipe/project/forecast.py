@@ -303,10 +303,13 @@ class _RunForecast:
         )
 
     def _allocated(self, plan: OutputPlan, shard: Shard) -> int:
-        """Return the bytes on the disk that an unfinished build gave the shard already."""
+        """Return the bytes on the disk that an unfinished build gave the shard already.
+
+        What cannot be gone on with is removed right before the shard is begun, so that its room comes back.
+        """
         staged = self._shards[plan.output.name, shard.tensors[0].name]
         try:
-            return staged.path.stat().st_blocks * 512 if staged.resumed else 0
+            return staged.path.stat().st_blocks * 512
         except FileNotFoundError:  # a build that runs made a pack of it, or removed it
             return 0
 

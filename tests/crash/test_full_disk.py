@@ -97,6 +97,16 @@ def test_a_cache_disk_without_room_for_a_build_refuses_it_before_anything_is_rea
     assert site.staged() == []
 
 
+@pytest.mark.parametrize(("point", "free"), [("engine.first-block", 4_500_000), ("engine.tensor-recorded", 1_500_000)])
+def test_what_a_killed_build_left_takes_no_room_from_the_next(small_cache, clean, point, free):
+    site = small_cache(64_000_000)
+    assert site.run("build", "-j", "1", env={"MERGEPIPE_CRASH_POINT": point}).code == -9
+    Ballast(site.cache, free)  # less than the outputs take: what was staged has its blocks already
+    site.report()
+    site.check_done(clean[1])
+    assert site.staged() == []
+
+
 @pytest.fixture
 def small_output(tmp_path, mounting):
     """Return a project, built, whose outputs have a disk of their own."""
