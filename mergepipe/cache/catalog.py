@@ -180,6 +180,9 @@ class Catalog:
                     " block_elements) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (*facts, seal(*facts), self.block_elements),
                 ).lastrowid
+                # Where a file's row was removed by hand, those of its tensors are left, and its number is given again.
+                db.execute("DELETE FROM tensors WHERE file = ?", (row,))
+                db.execute("DELETE FROM samples WHERE file = ?", (row,))
             db.executemany(
                 "INSERT OR REPLACE INTO tensors (file, name, digest, blocks, seal) VALUES (?, ?, ?, ?, ?)",
                 [(row, t.name, t.digest, t.blocks, seal(row, t.name, t.digest)) for t in tensors],

@@ -11,7 +11,7 @@ from mergepipe.cache import database
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.database import CatalogState
 from mergepipe.cache.layout import CacheLayout
-from mergepipe.cache.records import Published, Result, SourceFile, StagedTensor, TensorDigests
+from mergepipe.cache.records import Published, Result, SourceFile, StagedTensor, TensorDigests, TensorSamples
 from mergepipe.cache.schema import SCHEMA_VERSION
 from mergepipe.errors import CacheError, StorageError
 from mergepipe.fsio.identity import COARSE_GRANULARITY_NS, FINE_GRANULARITY_NS, FileIdentity
@@ -53,6 +53,21 @@ def result(key=b"k", tensor="t", **changes):
 
 
 # --- source files -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_of_a_file_whose_row_was_removed_by_hand_is_not_taken_for_another_files(catalog, tmp_path):
+    old, new = file_at(tmp_path / "old"), file_at(tmp_path / "new")
+    samples = [TensorSamples(name="s", samples=b"s" * 8, blocks=b"s" * 32)]
+    catalog.record_tensors(old, LATER, DIGESTS, samples)
+    with sqlite3.connect(catalog.layout.catalog) as other:  # which knows of no foreign keys, as sqlite's own tool
+        other.execute("DELETE FROM files")
+    other.close()
+    catalog.record_tensors(new, LATER, DIGESTS[:1])
+    assert set(catalog.tensor_digests(new)) == {"a"}
+    assert catalog.tensor_digests(old) == {}
+    with sqlite3.connect(catalog.layout.catalog) as other:
+        assert other.execute("SELECT count(*) FROM samples").fetchone() == (0,)
+    other.close()
 
 
 def test_what_was_recorded_of_a_file_is_known_while_it_is_the_same(catalog, tmp_path):
