@@ -81,23 +81,27 @@ def disk_space(plans: Plans, forecasts: Mapping[str, Forecast], cache: Path) -> 
     for number, there in places.items():
         own = number == device
         room = [forecasts[plan.output.name] for plan in made] if own else []
-        copies = [] if own else [(plan, forecasts[plan.output.name]) for plan in there]
+        copies = [] if own else [(_size(plan), _is_certain(plan, plans, forecasts)) for plan in there]
         path = cache if own else record_place(plans.mergefile, there[0].output)
         free, limit = _free(path)
-        sizes = [(_size(plan), found_room) for plan, found_room in copies]
         found.append(
             DiskSpace(
                 path=path,
                 cache=own,
                 outputs=tuple(plan.output.name for plan in there),
-                needed=sum(one.cache_bytes for one in room) + sum(size for size, _ in sizes),
-                certain=sum(one.certain_bytes for one in room) + sum(size for size, one in sizes if one.certain_bytes),
+                needed=sum(one.cache_bytes for one in room) + sum(size for size, _ in copies),
+                certain=sum(one.certain_bytes for one in room) + sum(size for size, certain in copies if certain),
                 free=free,
                 limit=limit,
                 codes=sum(one.code_bytes for one in room),
             )
         )
     return tuple(found)
+
+
+def _is_certain(plan: OutputPlan, plans: Plans, forecasts: Mapping[str, Forecast]) -> bool:
+    """Return whether an output's directory is written whatever its inputs turn out to be, from the cache alone too."""
+    return forecasts[plan.output.name].certain_bytes > 0 or not record_place(plans.mergefile, plan.output).exists()
 
 
 def _size(plan: OutputPlan) -> int:

@@ -87,6 +87,17 @@ def test_a_build_without_room_is_refused_with_numbers_and_reads_nothing(project,
     project.build()
 
 
+def test_a_copy_of_what_the_cache_has_is_refused_too_where_there_is_no_room_for_it(project, disks):
+    project.build("m")
+    project.set_output("m", project.outputs["m"] | {"path": "elsewhere/n"})
+    disks["n"] = 300
+    with pytest.raises(StorageError, match=r"No space left for this build at `.*elsewhere/n`") as refused:
+        project.build("m")
+    assert refused.value.as_json()["needed"] == shard_bytes(project)
+    disks["n"] = 10_000
+    project.build("m")
+
+
 def test_sources_that_were_only_touched_are_no_reason_to_refuse(project, disks):
     project.build()
     for source in project.sources:
