@@ -34,6 +34,7 @@ from mergepipe.publish.directory import (
     Publication,
     check_collisions,
     check_target,
+    check_writable,
     claim,
     recover_output,
     settled_files,
@@ -108,13 +109,23 @@ def prepared_outputs(
     ------
     PublishError
         As `check_names`.
+    StorageError
+        If a directory that is not there yet, or that nothing is known of, cannot be put into its place.
     """
     prepared = {}
     for plan in plans.plans:
         found = recheck_published(prepare(plan, plans, index, catalog), catalog)
+        _check_writable(found)
         prepared[plan.output.name] = check_names(found, force=force)
         introduce(found)
     return prepared
+
+
+def _check_writable(prepared: Prepared) -> None:
+    """Check, before anything is merged, the place of an output that is published whatever its inputs turn out to be."""
+    is_published = prepared.known is None or not prepared.target.exists()
+    if prepared.plan.output.publish and is_published:
+        check_writable(prepared.target)
 
 
 def publish(

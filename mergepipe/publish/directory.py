@@ -7,6 +7,7 @@ A directory that mergepipe did not make is not touched without force.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import os
 import shutil
@@ -116,6 +117,21 @@ def check_target(target: Path, *, force: bool, another: str = ANOTHER_PATH) -> N
         hint=f"{another}, or use `--force` to replace the weights in it (other files stay)",
         path=str(target),
     )
+
+
+def check_writable(target: Path) -> None:
+    """Check that a directory can be put in an output's place: that what it lies in, or would, can be written.
+
+    Raises
+    ------
+    StorageError
+        If it cannot.
+    """
+    folder = next(path for path in target.parents if path.exists())
+    if os.access(folder, os.W_OK | os.X_OK):
+        return
+    reason = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+    fail_storage(OSError(reason, os.strerror(reason)), target, "write the output")
 
 
 def check_collisions(target: Path, names: Iterable[str], *, force: bool) -> tuple[str, ...]:

@@ -1,13 +1,15 @@
 """Output directories: what is put into them, what stays in them, and which ones are never written to."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.checkpoints import as_dtype, random_tensors, read_safetensors, safetensors_bytes
 from support.projects import SmallProject, snapshot
 
-from mergepipe.errors import MergepipeError, PublishError
+from mergepipe.errors import MergepipeError, PublishError, StorageError
 
 SHAPES = {f"model.layers.{n}.w": (16, 16) for n in range(4)} | {"model.embed_tokens.weight": (10, 8)}
 CONFIG = {"architectures": ["M"], "torch_dtype": "bfloat16", "text_config": {"dtype": "bfloat16"}, "dtype": "float32"}
@@ -365,6 +367,32 @@ def test_an_empty_directory_may_be_written_to(project):
     (project.root / "build/m").mkdir(parents=True)
     project.build()
     project.check("m")
+
+
+def forbid(monkeypatch, folder):
+    """Let a folder say that it cannot be written."""
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
+
+
+@pytest.mark.parametrize("path", ["out/m", "out/deep/m"])
+def test_a_place_that_cannot_be_written_is_refused_before_weights_are_read(project, monkeypatch, path):
+    (project.root / "out").mkdir()
+    change(project, path=path)
+    with monkeypatch.context() as patched:
+        forbid(patched, project.root / "out")
+        with pytest.raises(StorageError, match=f"cannot write the output `.*{path}`: Permission denied"):
+            project.build()
+    assert project.open().plan().outputs["m"].next_build.unindexed, "no source was read"
+    project.build()
+
+
+def test_an_output_that_may_turn_out_to_be_unchanged_is_no_reason_to_refuse_its_place(project, monkeypatch):
+    project.build()
+    path = project.source_file("e1")
+    path.write_bytes(path.read_bytes())
+    forbid(monkeypatch, project.root / "build")
+    assert project.build_one("m").state == "unchanged"
 
 
 @pytest.mark.parametrize("force", [False, True])
