@@ -14,7 +14,7 @@ from mergepipe.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mergepipe.checkpoints.geometry import Geometry
 from mergepipe.checkpoints.progressive import open_standalone
 from mergepipe.checkpoints.standalone import RECORD
-from mergepipe.errors import MergefileError, MergepipeError, PublishError, SourceError, raise_collected
+from mergepipe.errors import CacheError, MergefileError, MergepipeError, PublishError, SourceError, raise_collected
 from mergepipe.fsio.identity import settle
 from mergepipe.mergefile.checks import references
 from mergepipe.mergefile.schema import Mergefile, Output, Source
@@ -232,7 +232,10 @@ def check_targets(
     ------
     PublishError
         For each output that would.
+    CacheError
+        If the cache would be the folder of a source, or one above it.
     """
+    _check_cache(cache, checkpoints)
     errors: list[MergepipeError] = []
     for output in outputs:
         if not output.publish:
@@ -244,6 +247,20 @@ def check_targets(
         except PublishError as error:
             errors.append(error)
     raise_collected(errors)
+
+
+def _check_cache(cache: Path, checkpoints: Mapping[str, Checkpoint]) -> None:
+    """Check that no source lies among the cache's files, in a folder that is marked as one to leave out of backups."""
+    real = Path(os.path.realpath(cache))
+    for source, checkpoint in checkpoints.items():
+        folder = Path(os.path.realpath(checkpoint.root))
+        if checkpoint.is_folder and folder.is_relative_to(real):
+            raise CacheError(
+                f"`{cache}` cannot be the cache: source `{source}` {'is' if folder == real else 'lies in'} that folder",
+                hint="give it a folder of its own with `--cache-dir`, or none for `.mergecache` beside the Mergefile",
+                source=source,
+                path=str(cache),
+            )
 
 
 def _overlap(first: Path, second: Path) -> bool:

@@ -422,6 +422,22 @@ def test_an_output_in_or_over_a_source_the_project_or_the_cache_is_refused_even_
     assert snapshot(project.root / "models") == before
 
 
+@pytest.mark.parametrize(("folder", "relation"), [("models/base", "is"), ("models", "lies in"), ("away", "lies in")])
+def test_a_cache_that_would_be_or_hold_a_source_is_refused(project, folder, relation):
+    (project.root / "away").symlink_to("models")
+    before = snapshot(project.root / "models")
+    with pytest.raises(MergepipeError, match=f"cannot be the cache: source `base` {relation} that folder") as caught:
+        project.build(cache_dir=project.root / folder)
+    assert "--cache-dir" in caught.value.hint
+    assert snapshot(project.root / "models") == before
+
+
+def test_a_cache_may_lie_in_the_folder_of_a_source(project):
+    cache = project.root / "models/e1/.mergecache"
+    assert project.build_one("m", cache_dir=cache).state == "built"
+    assert project.build_one("m", cache_dir=cache).state == "unchanged"
+
+
 @pytest.mark.parametrize("path", ["away/e1", "away", "away/e1/out"])
 def test_an_overlap_through_links_is_refused_even_with_force(project, path):
     (project.root / "away").symlink_to("models")
