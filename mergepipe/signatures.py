@@ -78,7 +78,7 @@ class ParamSpec:
     def range_text(self) -> str:
         """Return the allowed values in words, for messages: ``a number > 0 and <= 1``."""
         if self.kind is ParamKind.CHOICE:
-            return "one of " + ", ".join(repr(c) if isinstance(c, str) else str(c).lower() for c in self.choices)
+            return "one of " + ", ".join(f'"{c}"' if isinstance(c, str) else str(c).lower() for c in self.choices)
         if self.kind is ParamKind.FLAG:
             return "true or false"
         bounds = []

@@ -409,13 +409,13 @@ def test_experts(body, key_path, what, hint):
         (
             PARAMS + 'missing = "bse"@',
             "outputs.m.params.missing",
-            "invalid value; expected one of 'error', 'base', got \"bse\"",
+            'invalid value; expected one of "error", "base", got "bse"',
             'did you mean "base"?',
         ),
         (
             PARAMS + "missing = 0@",
             "outputs.m.params.missing",
-            "invalid value; expected one of 'error', 'base', got 0",
+            'invalid value; expected one of "error", "base", got 0',
             None,
         ),
     ],
