@@ -191,9 +191,15 @@ def _max_error(table: Table) -> float | None:
     value = table.data.get("max_error")
     number = finite_number(value)
     if "max_error" in table and (number is None or number < 0):
-        table.wrong("max_error", "a relative error, a finite number >= 0 such as 1e-3")
+        table.wrong("max_error", "a relative error, a finite number >= 0 such as 1e-3", _error_hint(value))
         return None
     return number
+
+
+def _error_hint(value: object) -> str | None:
+    """Return how an error that is written in percent is written here."""
+    share = parse_percent(value) if isinstance(value, str) else None
+    return None if share is None else f"write {share:g}"
 
 
 def _write(table: Table, names: Names) -> Write:

@@ -125,6 +125,12 @@ SIZE = 'invalid value; expected a size such as "5 GB" or "512 MiB", or a number 
             None,
         ),
         (
+            "[outputs.m.budget]\nmax_error = '10%'@",
+            "budget.max_error",
+            'invalid value; expected a relative error, a finite number >= 0 such as 1e-3, got "10%"',
+            "write 0.1",
+        ),
+        (
             "[outputs.m.budget]\nmax_error = nan@",
             "budget.max_error",
             "invalid value; expected a relative error, a finite number >= 0 such as 1e-3, got nan",
