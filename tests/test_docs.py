@@ -468,6 +468,7 @@ def test_the_errors_are_all_there_with_their_kinds_and_exit_codes():
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (\d+) \| (.+) \| (.+) \|$", read(ERRORS), re.MULTILINE)
     assert len(rows) > 10
     documented = {kind: (name, int(code)) for kind, name, code, *_ in rows}
+    assert len(documented) == len(rows), "each kind has one row"
     assert documented == {kind: (found.__name__, found.exit_status) for kind, found in error_classes().items()}
 
 
