@@ -195,7 +195,8 @@ def _useless(
     tensors = [(tensor.name, tensor.layer) for part in parts for tensor in part.tensors] if rules else []
     unmatched = unmatched_rules(rules, tensors)
     for number, rule in enumerate(rules):
-        where = key_path(("outputs", output.name, *path, number))
+        line = f" (line {rule.line})" if rule.line else ""
+        where = key_path(("outputs", output.name, *path, number)) + line
         overreaches = rule.layers is not None and rule.layers[1] > count
         if rule in unmatched and not overreaches:
             yield _useless_rule(output, where, number, rule, count, tensors)
@@ -213,7 +214,7 @@ def _useless(
 def _useless_rule(
     output: Output, where: str, number: int, rule: Rule, count: int, tensors: Sequence[tuple[str, int | None]]
 ) -> PlanError:
-    wanted = f"`match` {', '.join(rule.match)}" if rule.match else ""
+    wanted = f"`match` {', '.join(f'`{glob}`' for glob in rule.match)}" if rule.match else ""
     ranged = f"`layers` {rule.layers[0]}..{rule.layers[1]}" if rule.layers else ""
     name = max((name for name, _ in tensors), key=lambda name: name.count("."), default="")
     return PlanError(

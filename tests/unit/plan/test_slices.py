@@ -269,9 +269,11 @@ def test_rules_count_layers_of_the_output_and_one_for_no_tensor_is_an_error(proj
         part | {"rules": [rule | {"layers": "2..4"}, rule | {"match": "*.norm.*"}]},
         rules=[rule | {"layers": "7..9"}],
     )
+    lines = [line.partition(" = ")[0] for line in project.mergefile.read_text().splitlines()]
+    rules, parts = (lines.index(key) + 1 for key in ("rules", "slices"))
     assert [error.message for error in problems(project)] == [
-        "outputs.m.rules[0]: layers 7..9 reach beyond the model, which has 8 layers",
-        "outputs.m.slices[1].rules[0] matches no tensor: `match` *.mlp.* and `layers` 2..4",
+        f"outputs.m.rules[0] (line {rules}): layers 7..9 reach beyond the model, which has 8 layers",
+        f"outputs.m.slices[1].rules[0] (line {parts}) matches no tensor: `match` `*.mlp.*` and `layers` 2..4",
     ]
 
 
