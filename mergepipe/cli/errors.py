@@ -71,6 +71,7 @@ def usage_error(error: click.ClickException) -> UsageError:
             hint=_misplaced(error) or suggestion(error.option_name, _option_names(error.ctx)) or _see_help(error),
         )
     text = _QUOTED.sub(r"`\1`", error.format_message()).rstrip(".")
+    text = text.replace("is not a valid integer range", "is not a whole number")
     return UsageError(text[:1].lower() + text[1:], hint=_see_help(error))
 
 

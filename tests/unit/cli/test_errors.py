@@ -175,6 +175,11 @@ def test_errors_collected_twice_are_counted_once(cli):
             "see `mergepipe build --help`",
         ),
         (
+            ("build", "-j", "two"),
+            "invalid value for `-j` / `--workers`: `two` is not a whole number",
+            "see `mergepipe build --help`",
+        ),
+        (
             ("build", "--memory", "much"),
             f"invalid value for `--memory`: not a size: `much` {UNITS}",
             "see `mergepipe build --help`",
