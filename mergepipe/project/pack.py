@@ -154,7 +154,8 @@ def pack(
     checkpoints = _open({"source": source, "base": base}, names)
     expert, against = checkpoints["source"], checkpoints["base"]
     root = Path.cwd() if names is None else names.root
-    check_overlap(out, out.name, root, checkpoints, root / CACHE_DIRECTORY, another="choose another `--out`")
+    given = {source: expert, base: against}
+    check_overlap(out, out.name, root, given, root / CACHE_DIRECTORY, another="choose another `--out`")
     check_target(out, force=options.force)
     side_files = {file.name: file.data for file in carried_files(_place(expert))} if expert.is_folder else {}
     workers = _fitting(options.workers or processors(), options.memory, (against, expert), options.geometry)

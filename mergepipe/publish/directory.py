@@ -92,8 +92,9 @@ def check_place(target: Path, *, another: str = ANOTHER_PATH) -> None:
             continue
         linked = path == target and path.is_symlink()
         if linked or not path.is_dir():
+            what = f"{'a symbolic link' if linked else 'a file'}, not a directory"
             raise PublishError(
-                f"the output path `{target}`: `{path}` is {'a symbolic link' if linked else 'a file'}, not a directory",
+                f"the output path `{target}`{'' if path == target else f': `{path}`'} is {what}",
                 hint=f"{another}, or remove it",
                 path=str(path),
             )

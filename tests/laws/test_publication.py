@@ -407,7 +407,8 @@ def test_an_output_path_that_is_no_directory_is_refused(project, kind, force):
     else:
         path.symlink_to(elsewhere)
     before = snapshot(project.root)
-    with pytest.raises(PublishError, match="not a directory"):
+    told = "a file" if kind == "file" else "a symbolic link"
+    with pytest.raises(PublishError, match=f"^the output path `{path}` is {told}, not a directory$"):
         project.build(force=force)
     assert snapshot(project.root) == before
 

@@ -87,8 +87,8 @@ def test_it_works_without_a_mergefile_and_with_the_names_of_one(folder, monkeypa
     ("arguments", "code", "message"),
     [
         (["nothing", "--base", "qwen", "--out", "x"], 2, "`nothing` does not exist"),
-        (["math", "--base", "qwen", "--out", "qwen"], 2, "overlaps with source"),
-        (["math", "--base", "qwen", "--out", "."], 2, "overlaps with source"),
+        (["math", "--base", "qwen", "--out", "qwen"], 2, "overlaps with source `qwen`"),
+        (["math", "--base", "qwen", "--out", "."], 2, "overlaps with source `math`"),
         (["math", "--base", "qwen", "--out", "file/x"], 2, "is a file, not a directory"),
         (["math", "--base", "qwen", "--out", "x", "--memory", "1 MB"], 2, "is too small"),
         (["math", "--out", "x"], 2, "--base"),
