@@ -19,7 +19,7 @@ from mergepipe.values import dataclass
 GET_AGAIN = "get the progressive checkpoint again from where it came"
 _TEXT_LIMIT = 100_000_000
 FOLLOW_VARIABLE = "MERGEPIPE_FOLLOW_LINKS"
-"""The environment variable that lets links lead out of a checkpoint's folder; ``1`` for yes."""
+"""The environment variable that lets links lead out of a checkpoint's folder; ``1`` for yes, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def _confine(place: Place, name: str) -> None:
 
     A hub's cache is an exception: its folders `snapshots/REVISION` hold links to the files in `blobs` beside them.
     """
-    if place.is_named or os.environ.get(FOLLOW_VARIABLE, "") not in ("", "0"):
+    if place.is_named or os.environ.get(FOLLOW_VARIABLE) == "1":
         return
     real = os.path.realpath(place.root / name)
     root = os.path.realpath(place.root)

@@ -25,12 +25,12 @@ from mergepipe.operators.custom import make_operator
 GROUP = "mergepipe.operators"
 """The entry-point group under which packages offer operators."""
 VARIABLE = "MERGEPIPE_ALLOW_CUSTOM"
-"""The environment variable that allows them; ``1`` for yes."""
+"""The environment variable that allows them; ``1`` for yes, and nothing else: ``false`` is no word for it."""
 
 
 def is_allowed(asked: bool) -> bool:
     """Return whether code from outside may run: it was asked for, or the environment says so."""
-    return asked or os.environ.get(VARIABLE, "") not in ("", "0")
+    return asked or os.environ.get(VARIABLE) == "1"
 
 
 def load_operators(

@@ -90,6 +90,15 @@ def test_code_runs_only_where_it_is_allowed(project, monkeypatch):
         project.build()
 
 
+@pytest.mark.parametrize("no", ["", "0", "false", "no", "off"])
+def test_no_word_for_no_in_the_environment_allows_code(project, monkeypatch, no):
+    project.code("raise RuntimeError('this ran')")
+    project.allowed = False
+    monkeypatch.setenv(VARIABLE, no)
+    with pytest.raises(MergefileError, match="would run"):
+        project.build()
+
+
 def test_an_operator_that_no_output_uses_is_not_loaded(project):
     project.declared = {"mid": "ops.py:midpoint", "other": "missing.py:nothing"}
     project.save()
