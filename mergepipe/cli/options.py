@@ -33,7 +33,8 @@ class GlobalOptions:
 
     def cache_directory(self) -> str | None:
         """Return the cache directory that the command line asks for, else the environment."""
-        return self.cache_dir or os.environ.get(CACHE_VARIABLE) or None
+        named = self.cache_dir or os.environ.get(CACHE_VARIABLE)
+        return os.path.expanduser(named) if named else None  # noqa: PTH111 - as the Mergefile does it
 
 
 class GlobalOption(click.Option):

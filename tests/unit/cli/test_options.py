@@ -78,6 +78,14 @@ def test_a_mergefile_of_another_spelling_is_pointed_out(cli, tmp_path):
     assert "hint: the file `mergefile.toml` must be called `Mergefile.toml`\n" in cli("build").stderr
 
 
+@pytest.mark.parametrize("argv", [["--cache-dir=~/cache", "build"], ["build"]])
+def test_a_tilde_that_no_shell_expanded_is_the_home_directory(cli, monkeypatch, tmp_path, argv):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MERGEPIPE_CACHE_DIR", "~/cache")
+    assert cli(*argv).code == 0
+    assert cli.project.opened["cache_dir"] == tmp_path / "cache"
+
+
 def test_cache_directory_from_the_environment(cli, monkeypatch):
     monkeypatch.setenv("MERGEPIPE_CACHE_DIR", "/tmp/shared-cache")
     cli("build")
