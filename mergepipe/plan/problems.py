@@ -115,8 +115,9 @@ def _missing_error(part: Part, source: str, names: list[str], count: int) -> Pla
     definer = part.definer.source
     checkpoint, reference = part.checkpoints[source], part.checkpoints[definer]
     shared = count - len(names)
-    if shared < count / 2:
-        theirs, ours = _typical_name(checkpoint), _typical_name(reference)
+    others = [name for name in checkpoint.tensors if name not in reference.tensors]
+    if shared < count / 2 and others:
+        theirs, ours = _typical_name(others), _typical_name(names)
         return PlanError(
             f"expert `{source}` shares {shared} of {count} tensor names with `{definer}`:"
             f" it has names such as `{theirs}`, expected were names such as `{ours}`",
@@ -145,9 +146,9 @@ def _head_hint(names: Sequence[str]) -> str | None:
     return None
 
 
-def _typical_name(checkpoint: Checkpoint) -> str:
+def _typical_name(names: Iterable[str]) -> str:
     """Return a name from deep inside the model: it shows the naming scheme best."""
-    return max(checkpoint.tensors, key=lambda name: name.count("."))
+    return max(names, key=lambda name: name.count("."))
 
 
 def _prefix_hint(checkpoint: Checkpoint, reference: Checkpoint) -> str:

@@ -110,6 +110,22 @@ def test_other_names_altogether_are_told_with_the_prefix_that_differs(project):
     assert "`language_model.`" in error.hint
 
 
+def test_an_expert_with_few_of_the_names_and_no_others_lacks_the_rest(project):
+    project.add_source("e2", random_tensors(1, {MLP: SHAPES[MLP]}))
+    (error,) = problems(project)
+    assert error.message.startswith("expert `e2` lacks 4 tensors (")
+    assert "the upload may be incomplete" in error.hint
+
+
+def test_names_that_show_how_others_differ_are_none_that_are_shared(project):
+    others = {name: shape for name, shape in SHAPES.items() if name != MLP}
+    tensors = {f"language_model.{name}": array for name, array in random_tensors(1, others).items()}
+    project.add_source("e2", tensors | random_tensors(1, {MLP: SHAPES[MLP]}))
+    (error,) = problems(project)
+    assert "shares 1 of 5 tensor names" in error.message
+    assert f"`{MLP}`" not in error.message
+
+
 def test_a_head_that_only_the_base_has_is_told_as_such(project):
     without(project, "e2", "lm_head.weight")
     (error,) = problems(project)
