@@ -35,7 +35,8 @@ def missing_path(place: Place) -> SourceError:
         return place.error(f"is a link to {quote(str(place.root.readlink()))}, which does not exist")
     parent = place.root.parent
     if not parent.is_dir():
-        return place.error("does not exist, nor does the folder that it should lie in")
+        hint = "variables are not expanded in a path; `~` is" if "$" in place.shown else None
+        return place.error("does not exist, nor does the folder that it should lie in", hint=hint)
     siblings = [name for name in _names_or_none(parent) if name.endswith(SUFFIX) or (parent / name).is_dir()]
     close = difflib.get_close_matches(place.root.name, siblings, n=1)
     hint = f"did you mean {quote(os.path.join(os.path.dirname(place.shown), close[0]))}?" if close else None

@@ -378,6 +378,12 @@ def test_a_missing_path_suggests_a_sibling(tmp_path):
         opened(tmp_path / "none" / "such")
 
 
+def test_a_path_with_a_variable_is_told_that_there_are_none(tmp_path):
+    with pytest.raises(SourceError, match="nor does the folder") as caught:
+        open_checkpoint(tmp_path / "$HOME/m", label="math", shown="$HOME/m")
+    assert caught.value.hint == "variables are not expanded in a path; `~` is"
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "last.ckpt"])
 def test_a_folder_with_torch_files_only_gets_the_recipe_to_convert(tmp_path, name):
     (tmp_path / "m").mkdir()
