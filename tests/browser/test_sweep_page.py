@@ -65,6 +65,13 @@ def test_the_figures_are_those_of_the_sweep(opened):
     assert [row.removesuffix(" *") for row in rows] == [point.budget for point in report.points]
 
 
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_curves_say_that_what_is_measured_may_exceed_a_bound(opened, measured):
+    shown = opened(measured=measured)
+    note = shown.run("document.getElementById('curves-note').textContent")
+    assert note.endswith("their rounding is in no bound.") == measured
+
+
 @pytest.mark.parametrize("width", [400, 1400])
 def test_levels_are_drawn_beside_whole_blocks_and_said(opened, width):
     shown = opened(levels=True)

@@ -187,7 +187,8 @@
       data.relative ? "In percent of the update, the norm of the full read less the base." : "Norms of what differs from the full read.",
       known(data.points[0].bound) ? "The bound holds whatever the deltas are;" : "No bound is known for this operator;",
       "the expected error takes what is left out as orthogonal.",
-      series.some((one) => one.name === "deviation") ? "Measured is the true distance to the full read." : "",
+      series.some((one) => one.name === "deviation")
+        ? "Measured is the true distance to the full read, of weights as they are stored: their rounding is in no bound." : "",
     ].join(" ").trim();
   }
 
