@@ -152,6 +152,8 @@ def pack(
     started = time.monotonic()
     names = load_mergefile(mergefile, signatures()) if mergefile is not None else None
     checkpoints = _open({"source": source, "base": base}, names)
+    for text in dict.fromkeys((source, base)):
+        _tell_if_ambiguous(text, names, reporter)
     expert, against = checkpoints["source"], checkpoints["base"]
     root = Path.cwd() if names is None else names.root
     given = {source: expert, base: against}
@@ -219,6 +221,17 @@ def _opened(text: str, mergefile: Mergefile | None) -> Checkpoint:
         what = f"`{text}` is neither a source of `{mergefile.path.name}` nor a path"
         raise SourceError(what, hint=f"its sources are: {names}", path=text)
     return open_settled(path, Source(name=path.name, path=text), {})
+
+
+def _tell_if_ambiguous(text: str, mergefile: Mergefile | None, reporter: Reporter) -> None:
+    """Warn of a name that is a source of a Mergefile, which may lie far above, and another checkpoint here as well."""
+    path = mergefile.source_path(text) if mergefile is not None and text in mergefile.sources else None
+    if path is None or not os.path.lexists(text) or os.path.realpath(path) == os.path.realpath(text):
+        return
+    reporter.warn(
+        f"`{text}` is taken for the source of that name at `{path}`, and is a path here as well:"
+        f" write `{os.path.join(os.curdir, text)}` for what is here"
+    )
 
 
 def _is_adapter(what: str, text: str) -> SourceError:

@@ -83,6 +83,21 @@ def test_it_works_without_a_mergefile_and_with_the_names_of_one(folder, monkeypa
     assert "an expert is a progressive checkpoint" in capsys.readouterr().out
 
 
+def test_a_name_that_is_another_checkpoint_here_is_taken_for_the_source_with_a_warning(folder, monkeypatch, capsys):
+    (folder / "Mergefile.toml").write_text(MERGEFILE.format('path = "math"'))
+    (folder / "here").mkdir()
+    (folder / "qwen").rename(folder / "here/base")
+    (folder / "qwen").symlink_to("here/base")
+    (folder / "here/expert").symlink_to("base")
+    monkeypatch.chdir(folder / "here")
+    assert run(["pack", "expert", "--base", "base", "--out", "packed"]) == 0
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert f"`expert` is taken for the source of that name at `{folder / 'math'}`" in warning
+    assert "`./expert`" in warning
+    assert run(["pack", "./expert", "--base", "base", "--out", "same"]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
