@@ -95,13 +95,18 @@ def _from_file(entry: CustomOperator, root: Path, file: str) -> Operator:
         )
     module, code = _run(path, root, where)
     if not hasattr(module, entry.function):
-        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        names = [name for name, value in vars(module).items() if _is_own(module, name, value)]
         raise MergefileError(
             f"{file}:{entry.line}: operators.{entry.name}.python: `{entry.file}` defines no `{entry.function}`",
             hint=f"it defines {', '.join(f'`{name}`' for name in names)}" if names else None,
         )
     code = record_digest("custom-function", entry.function, code)  # one file may hold several
     return make_operator(entry.name, getattr(module, entry.function), code, where)
+
+
+def _is_own(module: ModuleType, name: str, value: object) -> bool:
+    """Return whether a file defines this function or class itself, for others to use: it may import many."""
+    return callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
 
 
 def _run(path: Path, root: Path, where: str) -> tuple[ModuleType, bytes]:
@@ -115,8 +120,8 @@ def _run(path: Path, root: Path, where: str) -> tuple[ModuleType, bytes]:
         sys.modules[name] = module  # pickling and dataclasses look it up there
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
-            line = getattr(error, "lineno", None) or _line_in(error, path)
+        except (Exception, SystemExit) as error:
+            line = _line_in(error, path)  # a SyntaxError names its file and line itself
             at = f" (line {line})" if line else ""
             raise MergefileError(
                 f"{where} cannot be loaded: {type(error).__name__}: {error}{at}",

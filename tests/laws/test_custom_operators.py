@@ -90,6 +90,13 @@ def test_code_runs_only_where_it_is_allowed(project, monkeypatch):
         project.build()
 
 
+def test_a_name_that_a_file_lacks_is_answered_with_those_that_it_defines(project):
+    project.code("from math import *\nfrom typing import Any\ndef other(base, experts): ...\nclass Third: ...")
+    with pytest.raises(MergefileError, match="defines no `midpoint`") as caught:
+        project.open()
+    assert caught.value.hint == "it defines `other`, `Third`"
+
+
 @pytest.mark.parametrize("no", ["", "0", "false", "no", "off"])
 def test_no_word_for_no_in_the_environment_allows_code(project, monkeypatch, no):
     project.code("raise RuntimeError('this ran')")
@@ -182,7 +189,8 @@ def test_a_class_of_the_contract_is_an_operator_too(project):
         ("def midpoint(base, experts, *rest): ...", "must take the base and the experts"),
         ("midpoint = 3", "is a int, not a function that merges"),
         ("def other(base, experts): ...", "defines no `midpoint`"),
-        ("def midpoint(base, experts:", "SyntaxError"),
+        ("def midpoint(base, experts:", r"SyntaxError: .* closed \(ops\.py, line 1\)$"),
+        ("import sys\nsys.exit(3)", r"SystemExit: 3 \(line 2\)$"),
         ("import nothing_of_this_name", "ModuleNotFoundError"),
         ("def midpoint(base, experts, *, how='a'): ...", "which no parameter can have"),
     ],
