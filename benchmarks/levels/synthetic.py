@@ -60,25 +60,25 @@ class Bench:
 
     def build(self, percent: int | None, precision: str = "levels", *, cold: bool, dtype: str = "bfloat16") -> Run:
         """Build in a cache that knows the sources' content and, with a budget, what it is planned from; no results."""
+        cache = self.measured.with_name(f"measured-{precision}")
+        if not cold:
+            fill_page_cache(self._inputs(cache))
         self._clear()
         write_mergefile(self.project, self.sources, {"merged": self.table(percent, precision, dtype)})
-        cache = self.measured.with_name(f"measured-{precision}")
         shutil.copyfile(cache / _PRISTINE, cache / "catalog.db")  # it knows no results
         cache.rename(self.project / ".mergecache")
         try:
             if cold:
                 drop_page_cache()
-            else:
-                fill_page_cache(self._inputs())
             return run(BUILD, [], self.project)
         finally:
             (self.project / ".mergecache").rename(cache)
             shutil.rmtree(cache / "packs", ignore_errors=True)
 
-    def _inputs(self) -> list[Path]:
-        """Return the files that builds read: the sources, and the codes in the project's cache."""
+    def _inputs(self, cache: Path) -> list[Path]:
+        """Return the files that builds read: the sources, and the codes in a cache."""
         weights = [path for folder in self.sources.values() for path in folder.glob("*.safetensors")]
-        return sorted([*weights, *(self.project / ".mergecache").glob("progressive/*.planes")])
+        return sorted([*weights, *cache.glob("progressive/*.planes")])
 
     def _clear(self) -> None:
         for left in (".mergecache", "build"):
