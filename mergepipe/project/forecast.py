@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.layout import CacheLayout
+from mergepipe.cache.packs import PresentPacks
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
@@ -192,7 +192,7 @@ class _RunForecast:
         self._catalog = catalog
         self._stages = stages
         self._hold_limit = hold_limit
-        self._packs = _Packs(catalog.layout)
+        self._packs = PresentPacks(catalog.layout)
         self._room = PackRoom(index)
         self._moves = {plan.output.name: Moves() for plan in plans}
         self._works: dict[Named, TensorWork] = {}
@@ -209,7 +209,6 @@ class _RunForecast:
         store = StatisticStore(self._catalog)
         for group in groups:
             for work in group.works:
-                work.candidates = tuple(h for h in work.candidates if not h.result or self._packs.has(h.result.pack))
                 self._works[work.plan.output.name, work.name] = work
             reads = GroupReads(group, self._index, store, self._moves, self._total, self._stages, self._hold_limit)
             reads.count()
@@ -324,17 +323,3 @@ class _RunForecast:
             extents = [work.recipe.grid.byte_range(b) for b, held in work.holdings.items() if held.result is not None]
             count += sum(stop - start for start, stop in extents)
         return count
-
-
-class _Packs:
-    """Which packs lie in the cache; each is looked for once."""
-
-    def __init__(self, layout: CacheLayout) -> None:
-        self._layout = layout
-        self._known: dict[str, bool] = {}
-
-    def has(self, name: str) -> bool:
-        """Return whether there is a pack of this name."""
-        if name not in self._known:
-            self._known[name] = (self._layout.packs / f"{name}.safetensors").exists()
-        return self._known[name]

@@ -233,6 +233,22 @@ def test_packs_that_are_gone_are_made_again(project):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
+def test_of_a_pack_that_was_removed_by_hand_nothing_is_read_a_second_time(tmp_path, operator):
+    project = make(tmp_path / "known", operator)
+    step(project)
+    edit_tensor(project.source_file("e1"), A, 3, 9.0)
+    for pack in (project.cache / "packs").iterdir():
+        pack.unlink()
+    report = project.open().plan()
+    built = project.build().outputs["m"]
+    assert sum(done(built)[:3]) <= sum(report.reads.values())
+    assert built.expert_bytes["read"] == 3 * BYTES
+    fresh = project.clone(tmp_path / "fresh")
+    fresh.build()
+    assert project.raw("m") == fresh.raw("m")
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_budgets_that_grow_and_shrink_read_what_their_blocks_need(tmp_path, operator):
     project = make(tmp_path, operator)
     for share in ("10%", "25%", "60%", "100%", "25%"):
