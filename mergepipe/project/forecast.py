@@ -22,7 +22,7 @@ from mergepipe.plan.values import OutputPlan, TensorPlan, first_users
 from mergepipe.project.build import Prepared
 from mergepipe.project.levels import recorded_content
 from mergepipe.project.reads import GroupReads, Moves, count_clean
-from mergepipe.project.reads_codes import PackRoom
+from mergepipe.project.reads_codes import PackRoom, Recoding
 from mergepipe.project.stages import Plans
 from mergepipe.values import dataclass
 
@@ -194,6 +194,7 @@ class _RunForecast:
         self._hold_limit = hold_limit
         self._packs = PresentPacks(catalog.layout)
         self._room = PackRoom(index)
+        self._recoding = Recoding(index)
         self._moves = {plan.output.name: Moves() for plan in plans}
         self._works: dict[Named, TensorWork] = {}
         self._shards: dict[Named, StagedShard] = {}
@@ -210,8 +211,16 @@ class _RunForecast:
         for group in groups:
             for work in group.works:
                 self._works[work.plan.output.name, work.name] = work
-            reads = GroupReads(group, self._index, store, self._moves, self._total, self._stages, self._hold_limit)
-            reads.count()
+            GroupReads(
+                group,
+                self._index,
+                store,
+                self._moves,
+                self._total,
+                self._stages,
+                self._hold_limit,
+                self._recoding,
+            ).count()
         self._count_hashing(maker.hashing(self._sources(), groups))
         return {plan.output.name: self._forecast(plan) for plan in self._plans}
 
