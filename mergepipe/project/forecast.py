@@ -244,7 +244,7 @@ class _RunForecast:
         pending = []
         for plan in self._plans:
             for tensor, node in zip(plan.tensors, tensor_nodes(plan, self._index, self._catalog), strict=True):
-                if node.state is State.CACHED and node.result is not None and self._packs.has(node.result.pack):
+                if node.state is State.CACHED:
                     self._clean[plan.output.name, tensor.name] = node
                     count_clean(plan, tensor, self._index, self._moves[plan.output.name])
                 else:

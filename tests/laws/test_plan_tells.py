@@ -232,6 +232,25 @@ def test_packs_that_are_gone_are_made_again(project):
 # --- budgets ------------------------------------------------------------------------------------------------------
 
 
+def test_outputs_whose_packs_were_removed_by_hand_share_what_they_read_again(project):
+    budget = {"expert_reads": "50%", "precision": "blocks"}
+    project.set_output("n", project.outputs["m"] | {"experts": ["e1", "e2"], "budget": budget})
+    project.open().plan()
+    step(project)
+    for pack in (project.cache / "packs").iterdir():
+        pack.unlink()
+    edit_tensor(project.source_file("e1"), A, 3, 9.0)
+    project.set_output("m", project.outputs["m"] | {"experts": ["e1"]})
+    project.build("m")
+    for pack in (project.cache / "packs").iterdir():
+        pack.unlink()
+    edit_tensor(project.source_file("e1"), V, 3, 9.0)
+    report = project.open().plan()  # it measures the deltas of `n`, so that all content is known
+    builds = project.build().outputs
+    assert report.exact
+    assert sum(report.reads.values()) == sum(sum(done(build)[:3]) for build in builds.values())
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_of_a_pack_that_was_removed_by_hand_nothing_is_read_a_second_time(tmp_path, operator):
     project = make(tmp_path / "known", operator)
