@@ -18,6 +18,7 @@ from mergepipe.digest import tensor_digest
 from mergepipe.graph.nodes import State, TensorNode
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.plan.layout import Shard
+from mergepipe.plan.sampling import whole_sources
 from mergepipe.plan.values import OutputPlan, TensorPlan, first_users
 from mergepipe.project.build import Prepared
 from mergepipe.project.levels import recorded_content
@@ -252,7 +253,7 @@ class _RunForecast:
         return pending
 
     def _sources(self) -> list[str]:
-        sources = dict.fromkeys(source for plan in self._plans for source in plan.sources)
+        sources = dict.fromkeys(source for plan in self._plans for source in whole_sources(plan))
         return [source for source in sources if source not in self._stages]
 
     def _count_hashing(self, groups: Iterable[object]) -> None:
