@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +82,16 @@ def drop_page_cache() -> bool:
     except OSError:
         return False
     return True
+
+
+def fill_page_cache(files: Iterable[Path]) -> None:
+    """Read files, so that they are in the page cache; and let the disk finish what it has to write."""
+    os.sync()
+    buffer = bytearray(1 << 20)
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
 
 
 def machine() -> str:

@@ -17,7 +17,7 @@ from benchmarks.budgets.choices import at_random, by_hash, fill
 from benchmarks.budgets.projects import ChoosingProject, write_mergefile
 from benchmarks.budgets.results import Json
 from benchmarks.families import SHAPES, write_family
-from benchmarks.measure import BUILD, Run, drop_page_cache, run
+from benchmarks.measure import BUILD, Run, drop_page_cache, fill_page_cache, run
 
 SHAPE = "qwen2.5-0.5b"
 BUDGET = "10%"
@@ -65,7 +65,7 @@ class Bench:
         known
             Whether the cache knows the sources and the lengths of their deltas; it never has results.
         cold
-            Whether the page cache is emptied before.
+            Whether the page cache is emptied before; otherwise all sources are read.
         """
         self._clear()
         write_mergefile(self.project, self.sources, {"merged": self.table(budget)})
@@ -73,6 +73,8 @@ class Bench:
             shutil.copytree(self.measured, self.project / ".mergecache")
         if cold:
             drop_page_cache()
+        else:
+            fill_page_cache(path for folder in self.sources.values() for path in sorted(folder.glob("*.safetensors")))
         return run(BUILD, [], self.project)
 
     def _clear(self) -> None:

@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         unknown = [name for name in shapes if name not in SCALE_SHAPES]
         if unknown:
             parser.error(f"no such shape: {', '.join(unknown)} (there are {', '.join(SCALE_SHAPES)})")
+        if options.folder is not None:
+            options.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="mergepipe-scale-", dir=options.folder) as temporary:
             found = {name: measure(name, Path(temporary), options.rounds) for name in shapes}
         results = {

@@ -15,9 +15,10 @@ from typing import Any
 
 import mergepipe
 from benchmarks.families import SHAPES, write_family
+from benchmarks.measure import fill_page_cache
 from benchmarks.speed import mergekit
 from benchmarks.speed.merges import Merge, mergefile
-from benchmarks.speed.process import CommandError, Measured, empty_page_cache, fill_page_cache, measure
+from benchmarks.speed.process import CommandError, Measured, empty_page_cache, measure
 from benchmarks.speed.rows import COLD
 from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.layout import CacheLayout

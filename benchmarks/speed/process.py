@@ -149,13 +149,3 @@ def empty_page_cache(files: Iterable[Path]) -> str:
                 os.close(fd)
         return "files"
     return "all"
-
-
-def fill_page_cache(files: Iterable[Path]) -> None:
-    """Read files, so that they are in the page cache; and let the disk finish what it has to write."""
-    os.sync()
-    buffer = bytearray(1 << 20)
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass

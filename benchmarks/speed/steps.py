@@ -59,10 +59,15 @@ def _full(row: Row, ground: Ground) -> dict[str, Step]:
 
 def _second(row: Row, ground: Ground) -> dict[str, Step]:
     other = dataclasses.replace(row.merge, expert_parameters={"weight": 0.5})
-    return {
-        rows.ONE: lambda mode: ground.fresh({"merged": row.merge}, mode),
-        rows.TWO: lambda mode: ground.fresh({"merged": row.merge, "second": other}, mode),
-    }
+
+    def two(mode: str) -> Figures:
+        outputs = {"merged": row.merge, "second": other}
+        # One output is written into memory that the two before it have just given back. So that both are of two, it is
+        # the second time that counts: memory that a virtual machine's host must find first takes longer than the build.
+        ground.fresh(outputs, mode)
+        return ground.fresh(outputs, mode)
+
+    return {rows.ONE: lambda mode: ground.fresh({"merged": row.merge}, mode), rows.TWO: two}
 
 
 def _changes(row: Row, ground: Ground) -> dict[str, Step]:

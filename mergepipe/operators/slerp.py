@@ -101,6 +101,7 @@ class Slerp(Operator):
         ),
     )
     version: ClassVar = 1
+    shows_non_finite: ClassVar = True
     uses_base: ClassVar = True
     widens: ClassVar = True
 

@@ -32,7 +32,6 @@ _INDICES = 1 << 16
 """So many entries of tables can be counted in two bytes."""
 _ENTRIES = 0.9
 """Tables are joined into one of so many entries at most for each element of a unit: more cost more than a lookup."""
-_WEIGHTS = (1 << np.arange(_INDEX_BITS - 1, -1, -1)).astype(np.uint8)[:, None, None]
 
 
 class _Workspace(threading.local):
@@ -146,10 +145,12 @@ class JointDecoder:
     def _numbers(self, first: int, last: int) -> Array:
         """Return (tables, elements) uint8: the bits of all members of a table at each element."""
         width = self._units.plane_bytes
-        bits = np.unpackbits(self._packed[:, :, first * width : last * width], axis=-1)
-        np.multiply(bits, _WEIGHTS[-len(bits) :], out=bits)
-        numbers = _workspace.array("numbers", bits.shape[1:], np.uint8)
-        np.bitwise_or.reduce(bits, axis=0, out=numbers)
+        planes = self._packed[:, :, first * width : last * width]
+        numbers = np.unpackbits(planes[0], axis=-1)
+        words = numbers.view(np.uint64)
+        for plane in planes[1:]:
+            np.left_shift(words, 1, out=words)  # no number leaves its byte
+            np.bitwise_or(words, np.unpackbits(plane, axis=-1).view(np.uint64), out=words)
         return numbers
 
 

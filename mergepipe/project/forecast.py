@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.layout import CacheLayout
+from mergepipe.cache.packs import PresentPacks
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
@@ -18,11 +18,12 @@ from mergepipe.digest import tensor_digest
 from mergepipe.graph.nodes import State, TensorNode
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.plan.layout import Shard
+from mergepipe.plan.sampling import whole_sources
 from mergepipe.plan.values import OutputPlan, TensorPlan, first_users
 from mergepipe.project.build import Prepared
 from mergepipe.project.levels import recorded_content
 from mergepipe.project.reads import GroupReads, Moves, count_clean
-from mergepipe.project.reads_codes import PackRoom
+from mergepipe.project.reads_codes import PackRoom, Recoding
 from mergepipe.project.stages import Plans
 from mergepipe.values import dataclass
 
@@ -192,8 +193,9 @@ class _RunForecast:
         self._catalog = catalog
         self._stages = stages
         self._hold_limit = hold_limit
-        self._packs = _Packs(catalog.layout)
+        self._packs = PresentPacks(catalog.layout)
         self._room = PackRoom(index)
+        self._recoding = Recoding(index)
         self._moves = {plan.output.name: Moves() for plan in plans}
         self._works: dict[Named, TensorWork] = {}
         self._shards: dict[Named, StagedShard] = {}
@@ -209,10 +211,17 @@ class _RunForecast:
         store = StatisticStore(self._catalog)
         for group in groups:
             for work in group.works:
-                work.candidates = tuple(h for h in work.candidates if not h.result or self._packs.has(h.result.pack))
                 self._works[work.plan.output.name, work.name] = work
-            reads = GroupReads(group, self._index, store, self._moves, self._total, self._stages, self._hold_limit)
-            reads.count()
+            GroupReads(
+                group,
+                self._index,
+                store,
+                self._moves,
+                self._total,
+                self._stages,
+                self._hold_limit,
+                self._recoding,
+            ).count()
         self._count_hashing(maker.hashing(self._sources(), groups))
         return {plan.output.name: self._forecast(plan) for plan in self._plans}
 
@@ -236,7 +245,7 @@ class _RunForecast:
         pending = []
         for plan in self._plans:
             for tensor, node in zip(plan.tensors, tensor_nodes(plan, self._index, self._catalog), strict=True):
-                if node.state is State.CACHED and node.result is not None and self._packs.has(node.result.pack):
+                if node.state is State.CACHED:
                     self._clean[plan.output.name, tensor.name] = node
                     count_clean(plan, tensor, self._index, self._moves[plan.output.name])
                 else:
@@ -244,7 +253,7 @@ class _RunForecast:
         return pending
 
     def _sources(self) -> list[str]:
-        sources = dict.fromkeys(source for plan in self._plans for source in plan.sources)
+        sources = dict.fromkeys(source for plan in self._plans for source in whole_sources(plan))
         return [source for source in sources if source not in self._stages]
 
     def _count_hashing(self, groups: Iterable[object]) -> None:
@@ -324,17 +333,3 @@ class _RunForecast:
             extents = [work.recipe.grid.byte_range(b) for b, held in work.holdings.items() if held.result is not None]
             count += sum(stop - start for start, stop in extents)
         return count
-
-
-class _Packs:
-    """Which packs lie in the cache; each is looked for once."""
-
-    def __init__(self, layout: CacheLayout) -> None:
-        self._layout = layout
-        self._known: dict[str, bool] = {}
-
-    def has(self, name: str) -> bool:
-        """Return whether there is a pack of this name."""
-        if name not in self._known:
-            self._known[name] = (self._layout.packs / f"{name}.safetensors").exists()
-        return self._known[name]

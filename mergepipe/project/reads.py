@@ -7,6 +7,7 @@ read is counted, and the figures are marked as upper limits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field
 
@@ -21,7 +22,7 @@ from mergepipe.graph.inputs import slot_blocks
 from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.operators.contract import Reduction
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
-from mergepipe.project.reads_codes import CodeSizes, coded_ref, recoded_blocks
+from mergepipe.project.reads_codes import CodeSizes, Recoding, coded_ref, most_bytes, open_codes
 from mergepipe.project.reads_rounds import Rounds
 from mergepipe.values import dataclass
 
@@ -106,6 +107,8 @@ class GroupReads:
         Where what is read is added: by output name, and for all of them together.
     hold_limit
         Bytes that a group may keep in memory between its passes.
+    recoding
+        That of the run.
     """
 
     def __init__(
@@ -117,7 +120,9 @@ class GroupReads:
         total: Moves,
         stages: Iterable[str],
         hold_limit: int,
+        recoding: Recoding,
     ) -> None:
+        self._recoding = recoding
         self._group = group
         self._index = index
         self._store = store
@@ -136,6 +141,7 @@ class GroupReads:
         """Go through the group: its tensors in order, then what is read for nothing but digests and statistics."""
         for work in self._group.works:
             self._count_work(work)
+        self._count_codes_beside()
         self._rounds.add_survey(work for work in self._group.works if work.plan.is_pending)
         self._count_index()
         self._total.bounded &= self._rounds.bounded
@@ -170,7 +176,9 @@ class GroupReads:
                 self._make(work, alike.plan, alike.blocks, moves)
         if work.plan.is_pending and tensor.anchored:  # the base stands for what the budget will leave out
             self._make_up(work, moves)
-        if certain or not work.candidates:
+        if work.plan.is_pending:  # what it is to read now others may have to read, for it turns out to read less
+            self._doubtful.update(work.inputs)
+        elif certain or not work.candidates:
             for what, blocks in self._own.items():
                 self._claimed.setdefault(what, set()).update(blocks)
         if moves.computed + moves.copied == made:
@@ -236,6 +244,19 @@ class GroupReads:
         if key is not None and ref is not None:
             self._read_slot(work, 0, key, ref, frozenset(range(work.recipe.facts.blocks)), moves)
 
+    def _count_codes_beside(self) -> None:
+        """Count the codes that budgets may read of what another output may read exactly: then both are read."""
+        readers = Counter(key for work in self._group.works for key in dict.fromkeys(work.inputs))
+        counted: set[object] = set()
+        for work, coded in open_codes(self._group):
+            pair = work.code(coded.slot)
+            if readers[pair[1]] > 1:
+                expert = expert_name(work.plan, work.recipe.tensor, coded.slot, coded.expert)
+                count = most_bytes(coded, self._index)
+                _read_bytes(self._moves[work.plan.output.name], expert, count)
+                _read_bytes(self._total, expert, 0 if pair in counted else count)
+                counted.add(pair)
+
     def _read_code(self, work: TensorWork, slot: int, level: int, blocks: frozenset[int], moves: Moves) -> None:
         """Count the stages of a code; each stage of a block is read once, whoever needs it."""
         plan, tensor = work.plan, work.recipe.tensor
@@ -294,7 +315,7 @@ class GroupReads:
         for key, source in self._group.inputs.items():
             found = self._rounds.index_reads(key, self._read.get(key, _NONE))
             self._add_index(key, source.ref.source, found.nbytes, found.doubtful)
-        for stored, blocks in recoded_blocks(self._group, self._index).items():
+        for stored, blocks in self._recoding.blocks(self._group).items():
             given = self._group.inputs[stored]
             self._add_index(stored, given.ref.source, blocks_bytes(given.grid, blocks))
         for key, adapter in self._group.adapters.items():

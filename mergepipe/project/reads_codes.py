@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 from mergepipe.cache.code_files import has_codes
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import DIGEST_SIZE
-from mergepipe.engine.work import Group, Input, InputKey
+from mergepipe.engine.limits import code_bytes
+from mergepipe.engine.work import Group, Input, InputKey, TensorWork
 from mergepipe.graph.blocks import BlockPlan
 from mergepipe.graph.histogram import coded_prices
+from mergepipe.graph.prices import code_key
 from mergepipe.plan.codes import Coded, coded_slots, read_codes
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from mergepipe.cache.progressive import CodePrices
     from mergepipe.engine.coding import CodeInput
 
     Array = np.ndarray[Any, Any]
@@ -83,15 +86,61 @@ def coded_ref(tensor: TensorPlan, slot: int) -> InputRef:
     return ref
 
 
-def recoded_blocks(group: Group, index: SourceIndex) -> dict[InputKey, set[int]]:
-    """Return by input the blocks that are read to make the packs of a group again that are gone."""
-    found: dict[InputKey, set[int]] = {}
-    for code in group.codes.values():
-        if not code.is_given and not index.codes.has_pack(code.stored):
-            blocks = set(_differing(code))
-            found.setdefault(code.base.key, set()).update(blocks)
-            found.setdefault(code.expert.key, set()).update(blocks)
-    return found
+class Recoding:
+    """Finds what is read to make packs again that are gone, for the groups of one run."""
+
+    def __init__(self, index: SourceIndex) -> None:
+        self._index = index
+        self._any_gone: bool | None = None
+
+    def blocks(self, group: Group) -> dict[InputKey, set[int]]:
+        """Return by input the blocks that are read to make a group's packs again; of open budgets all that may be."""
+        found: dict[InputKey, set[int]] = {}
+        for code in group.codes.values():
+            if not code.is_given and not self._index.codes.has_pack(code.stored):
+                blocks = set(_differing(code))
+                found.setdefault(code.base.key, set()).update(blocks)
+                found.setdefault(code.expert.key, set()).update(blocks)
+        for work, coded in open_codes(group):
+            if self._may_be_gone(coded):
+                for key in work.code(coded.slot):
+                    found.setdefault(key, set()).update(range(group.inputs[key].grid.count))
+        return found
+
+    def _may_be_gone(self, coded: Coded) -> bool:
+        """Return whether there may be no pack of a delta whose prices are known, so that no survey makes one."""
+        codes, prices = self._index.codes, known_prices(coded, self._index)
+        if prices is not None:
+            return not codes.has_pack(_key(coded, self._index) or b"")
+        if _key(coded, self._index) is not None:
+            return False
+        if self._any_gone is None:  # its content may be any that was coded before
+            self._any_gone = codes.lacks_packs()
+        return self._any_gone
+
+
+def open_codes(group: Group) -> Iterator[tuple[TensorWork, Coded]]:
+    """Yield the deltas of a group that budgets which are not resolved yet may read from codes in the cache."""
+    for work in group.works:
+        for coded in coded_slots(work.plan, work.recipe.tensor) if work.plan.is_pending else ():
+            if not coded.expert.coded_only:
+                yield work, coded
+
+
+def known_prices(coded: Coded, index: SourceIndex) -> CodePrices | None:
+    """Return what the levels of a delta come to; None if that, or the content of either tensor, is not known."""
+    key = _key(coded, index)
+    return None if key is None else index.codes.prices(key)
+
+
+def most_bytes(coded: Coded, index: SourceIndex) -> int:
+    """Return what all stages of the code of a delta take, at most where that is not known."""
+    prices, grid = known_prices(coded, index), coded.expert.grid(index.geometry)
+    return grid.count * code_bytes(grid) if prices is None else int(prices.sizes.sum())
+
+
+def _key(coded: Coded, index: SourceIndex) -> bytes | None:
+    return code_key(coded, index, index.codes)
 
 
 class PackRoom:

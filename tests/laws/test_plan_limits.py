@@ -214,3 +214,28 @@ def test_every_reduction_says_how_many_rounds_it_takes():
     for operator in operators().values():
         reduces = type(operator).reduce is not Operator.reduce
         assert reduces == (type(operator).rounds is not Operator.rounds), operator.signature.name
+
+
+@pytest.mark.parametrize("first", ["levels", "exact"])
+def test_what_one_output_reads_by_levels_and_another_exactly_is_within_the_limit(tmp_path, first):
+    """The stage's content is not known when the plan is made: nor is what the budget will buy of it."""
+    project = make(tmp_path, s={"operator": "linear", "experts": ["e1", "e2"]})
+    merge = {"operator": "task_arithmetic", "base": "base", "experts": ["s", "e3"]} | PLAIN
+    for name in sorted(["exact", "levels"], key=lambda name: name != first):
+        project.set_output(name, merge)
+
+    def within(budget, **params):
+        project.set_output("levels", merge | {"budget": {"expert_reads": budget, "precision": "levels"}})
+        project.set_output("exact", merge | {"params": params})
+        report = project.open().plan()
+        builds = project.build().outputs
+        assert sum(report.reads.values()) >= sum(sum(done(build)[:3]) for build in builds.values())
+        for name, planned in report.outputs.items():
+            assert not planned.next_build.exact or told(planned) == done(builds[name]), name
+
+    within("30%")
+    within("20%", **{"lambda": 0.5})
+    project.open().cache_prune(max_bytes=0)  # statistics and packs go, what levels come to stays
+    within("25%", **{"lambda": 0.6})
+    project.add_source("e1", family()["e1"] | {"model.v": family()["e2"]["model.v"]})
+    within("35%", **{"lambda": 0.7})

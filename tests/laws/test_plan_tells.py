@@ -232,6 +232,41 @@ def test_packs_that_are_gone_are_made_again(project):
 # --- budgets ------------------------------------------------------------------------------------------------------
 
 
+def test_outputs_whose_packs_were_removed_by_hand_share_what_they_read_again(project):
+    budget = {"expert_reads": "50%", "precision": "blocks"}
+    project.set_output("n", project.outputs["m"] | {"experts": ["e1", "e2"], "budget": budget})
+    project.open().plan()
+    step(project)
+    for pack in (project.cache / "packs").iterdir():
+        pack.unlink()
+    edit_tensor(project.source_file("e1"), A, 3, 9.0)
+    project.set_output("m", project.outputs["m"] | {"experts": ["e1"]})
+    project.build("m")
+    for pack in (project.cache / "packs").iterdir():
+        pack.unlink()
+    edit_tensor(project.source_file("e1"), V, 3, 9.0)
+    report = project.open().plan()  # it measures the deltas of `n`, so that all content is known
+    builds = project.build().outputs
+    assert report.exact
+    assert sum(report.reads.values()) == sum(sum(done(build)[:3]) for build in builds.values())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_of_a_pack_that_was_removed_by_hand_nothing_is_read_a_second_time(tmp_path, operator):
+    project = make(tmp_path / "known", operator)
+    step(project)
+    edit_tensor(project.source_file("e1"), A, 3, 9.0)
+    for pack in (project.cache / "packs").iterdir():
+        pack.unlink()
+    report = project.open().plan()
+    built = project.build().outputs["m"]
+    assert sum(done(built)[:3]) <= sum(report.reads.values())
+    assert built.expert_bytes["read"] == 3 * BYTES
+    fresh = project.clone(tmp_path / "fresh")
+    fresh.build()
+    assert project.raw("m") == fresh.raw("m")
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_budgets_that_grow_and_shrink_read_what_their_blocks_need(tmp_path, operator):
     project = make(tmp_path, operator)

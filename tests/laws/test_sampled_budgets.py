@@ -182,6 +182,16 @@ def test_a_second_build_reads_nothing(tmp_path, monkeypatch):
     assert not messages.warnings
 
 
+def test_a_plan_counts_no_hashing_of_experts_that_are_never_read_whole(tmp_path):
+    project = make(tmp_path)
+    project.build()
+    project.set_output("m", recipe() | {"write": {"shard_size": "50 kB"}})  # the same tensors in other files
+    planned = project.open().plan()
+    built = project.build_one("m")
+    assert built.blocks["cached"] == built.blocks["total"]
+    assert (planned.exact, sum(planned.reads.values()), built.index_bytes_read) == (True, 0, 0)
+
+
 def test_a_larger_budget_reads_only_what_it_buys_beyond_the_smaller_one(tmp_path):
     project = make(tmp_path)
     small = project.build_one("m")

@@ -144,6 +144,27 @@ def test_nan_in_a_base_or_in_a_copied_block_is_found_as_well(tmp_path, where):
         project.build()
 
 
+@pytest.mark.parametrize("written", [None, "float16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("factor", [1.0, -0.5], ids=["alike", "apart"])
+def test_slerp_finds_what_is_not_finite_in_all_that_its_result_depends_on(tmp_path, factor, bad, written):
+    project = SmallProject(tmp_path)
+    good = np.float32(np.arange(200).reshape(20, 10) - 70.5)
+    other = np.where(np.arange(200).reshape(20, 10) % 3, good, good * np.float32(factor))
+    for where, t, found in [(where, t, {0.0: "base", 1.0: "e"}.get(t)) for where in ("base", "e") for t in (0, 0.3, 1)]:
+        poor = (good if where == "base" else other).copy()
+        poor[7, 3] = bad
+        project.add_source("base", {"x": poor if where == "base" else good})
+        project.add_source("e", {"x": poor if where == "e" else other})
+        recipe = {"operator": "slerp", "base": "base", "experts": ["e"], "params": {"t": t}}
+        project.set_output("m", recipe | ({"write": {"dtype": written}} if written else {}))
+        if found in {None, where}:
+            with pytest.raises(OperatorError, match=f"tensor `x` of source `{where}` holds NaN or infinity"):
+                project.build()
+        else:
+            project.build()  # the other end is not looked at
+
+
 def test_the_build_after_a_repaired_source_succeeds(tmp_path):
     project = linear_of(tmp_path, np.float32([1, np.nan, 3]), np.float32([1, 2, 3]))
     for _ in range(2):
