@@ -21,7 +21,7 @@ from mergepipe.graph.inputs import slot_blocks
 from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.operators.contract import Reduction
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
-from mergepipe.project.reads_codes import CodeSizes, coded_ref, recoded_blocks
+from mergepipe.project.reads_codes import CodeSizes, coded_ref, codes_beside, most_code_bytes, recoded_blocks
 from mergepipe.project.reads_rounds import Rounds
 from mergepipe.values import dataclass
 
@@ -136,6 +136,9 @@ class GroupReads:
         """Go through the group: its tensors in order, then what is read for nothing but digests and statistics."""
         for work in self._group.works:
             self._count_work(work)
+        for work, coded in codes_beside(self._group):
+            expert = expert_name(work.plan, work.recipe.tensor, coded.slot, coded.expert)
+            _read_bytes(self._total, expert, most_code_bytes(coded.expert))
         self._rounds.add_survey(work for work in self._group.works if work.plan.is_pending)
         self._count_index()
         self._total.bounded &= self._rounds.bounded
@@ -170,7 +173,7 @@ class GroupReads:
                 self._make(work, alike.plan, alike.blocks, moves)
         if work.plan.is_pending and tensor.anchored:  # the base stands for what the budget will leave out
             self._make_up(work, moves)
-        if certain or not work.candidates:
+        if (certain or not work.candidates) and not work.plan.is_pending:
             for what, blocks in self._own.items():
                 self._claimed.setdefault(what, set()).update(blocks)
         if moves.computed + moves.copied == made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mergepipe.cache.code_files import has_codes
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.digest import DIGEST_SIZE
-from mergepipe.engine.work import Group, Input, InputKey
+from mergepipe.engine.work import Group, Input, InputKey, TensorWork
 from mergepipe.graph.blocks import BlockPlan
 from mergepipe.graph.histogram import coded_prices
 from mergepipe.plan.codes import Coded, coded_slots, read_codes
@@ -83,6 +84,38 @@ def coded_ref(tensor: TensorPlan, slot: int) -> InputRef:
     return ref
 
 
+def most_code_bytes(expert: InputRef) -> int:
+    """Return what a pack of an expert's tensor takes at most.
+
+    One of numbers of 32 or 64 bits takes no more than one of 16 bits for each element.
+    """
+    return math.ceil(_MOST_OF_BF16 * 2 * math.prod(expert.info.shape))
+
+
+def codes_beside(group: Group) -> Iterator[tuple[TensorWork, Coded]]:
+    """Yield, each once, the codes that budgets may buy which are not resolved, of what others of the group read, too.
+
+    Each output reads a block in one way, and together they may read it in both.
+    """
+    pending = [work for work in group.works if work.plan.is_pending]
+    if not pending or len(group.works) == 1:
+        return
+    readers = Counter(key for work in group.works for key in _stored(group, work))
+    found: set[tuple[InputKey, InputKey]] = set()
+    for work in pending:
+        for coded in coded_slots(work.plan, work.recipe.tensor):
+            code = work.code(coded.slot)
+            if readers[code[1]] > 1 and code not in found:
+                found.add(code)
+                yield work, coded
+
+
+def _stored(group: Group, work: TensorWork) -> set[InputKey | None]:
+    """Return the stored inputs of a work: for an adapter, what its deltas are added to."""
+    adapters = {key: group.adapters.get(key) for key in work.inputs if key is not None}
+    return {key if adapter is None else adapter.on for key, adapter in adapters.items()}
+
+
 def recoded_blocks(group: Group, index: SourceIndex) -> dict[InputKey, set[int]]:
     """Return by input the blocks that are read to make the packs of a group again that are gone."""
     found: dict[InputKey, set[int]] = {}
@@ -140,8 +173,7 @@ class PackRoom:
         if pair in self._counted:
             return 0, False
         self._counted.add(pair)
-        # A pack of numbers of 32 or 64 bits takes no more than one of 16 bits for each element.
-        most = math.ceil(_MOST_OF_BF16 * 2 * math.prod(expert.info.shape))
+        most = most_code_bytes(expert)
         known = index.tensor(base.source, base.info), index.tensor(expert.source, expert.info)
         if known[0] is None or known[1] is None:
             return most, is_new and not self._any_packs  # its content may be one of which there is a pack

@@ -7,6 +7,7 @@ from laws.test_plan_tells import done, told
 from support.checkpoints import random_tensors
 from support.cli import run_mergepipe
 from support.every_operator import RECIPES
+from support.levels import levels_project
 from support.projects import SmallProject
 from support.quick import every
 
@@ -170,6 +171,25 @@ def test_a_budget_on_a_stage_that_is_not_built_yet_is_measured_first(tmp_path, m
     assert built.index_bytes_read > 0
     assert planned.next_build.index_bytes >= built.index_bytes_read
 
+
+# --- levels over a stage: a budget that is not resolved before the build ------------------------------------------
+
+
+def in_levels_of_a_stage(root):
+    project = levels_project(root)
+    project.outputs["stage"] = {"operator": "linear", "experts": ["e1", "e2"]}
+    project.set_output("m", project.outputs["m"] | {"experts": ["stage", "e3"]})
+    return project
+
+
+def test_what_one_output_reads_whole_and_another_in_levels_may_be_read_in_both_ways(tmp_path):
+    project = in_levels_of_a_stage(tmp_path)
+    project.set_output("n", {"operator": "task_arithmetic", "base": "base", "experts": ["stage", "e3"]})
+    _, built = check(project, None)
+    assert built.expert_bytes["read"] > 0
+
+
+# --- custom operators ---------------------------------------------------------------------------------------------
 
 CUSTOM = """
 from mergepipe.operators.model_stock import ModelStock
