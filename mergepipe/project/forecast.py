@@ -22,7 +22,7 @@ from mergepipe.plan.values import OutputPlan, TensorPlan, first_users
 from mergepipe.project.build import Prepared
 from mergepipe.project.levels import recorded_content
 from mergepipe.project.reads import GroupReads, Moves, count_clean
-from mergepipe.project.reads_codes import PackRoom
+from mergepipe.project.reads_codes import LostCodes, PackRoom
 from mergepipe.project.stages import Plans
 from mergepipe.values import dataclass
 
@@ -206,13 +206,14 @@ class _RunForecast:
         left = self._staged()
         maker = GroupMaker(self._index, self._catalog, self._shards, left)
         groups = maker.groups(self._pending())
-        store = StatisticStore(self._catalog)
+        store, lost = StatisticStore(self._catalog), LostCodes(self._index)
         for group in groups:
             for work in group.works:
                 work.candidates = tuple(h for h in work.candidates if not h.result or self._packs.has(h.result.pack))
                 self._works[work.plan.output.name, work.name] = work
-            reads = GroupReads(group, self._index, store, self._moves, self._total, self._stages, self._hold_limit)
-            reads.count()
+            GroupReads(
+                group, self._index, store, self._moves, self._total, self._stages, self._hold_limit, lost
+            ).count()
         self._count_hashing(maker.hashing(self._sources(), groups))
         return {plan.output.name: self._forecast(plan) for plan in self._plans}
 

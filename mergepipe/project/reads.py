@@ -21,7 +21,14 @@ from mergepipe.graph.inputs import slot_blocks
 from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.operators.contract import Reduction
 from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
-from mergepipe.project.reads_codes import CodeSizes, coded_ref, codes_beside, most_code_bytes, recoded_blocks
+from mergepipe.project.reads_codes import (
+    CodeSizes,
+    LostCodes,
+    coded_ref,
+    codes_beside,
+    most_code_bytes,
+    recoded_blocks,
+)
 from mergepipe.project.reads_rounds import Rounds
 from mergepipe.values import dataclass
 
@@ -106,6 +113,8 @@ class GroupReads:
         Where what is read is added: by output name, and for all of them together.
     hold_limit
         Bytes that a group may keep in memory between its passes.
+    lost
+        Which codes may have to be made again.
     """
 
     def __init__(
@@ -117,8 +126,10 @@ class GroupReads:
         total: Moves,
         stages: Iterable[str],
         hold_limit: int,
+        lost: LostCodes,
     ) -> None:
         self._group = group
+        self._lost = lost
         self._index = index
         self._store = store
         self._moves = moves
@@ -297,7 +308,7 @@ class GroupReads:
         for key, source in self._group.inputs.items():
             found = self._rounds.index_reads(key, self._read.get(key, _NONE))
             self._add_index(key, source.ref.source, found.nbytes, found.doubtful)
-        for stored, blocks in recoded_blocks(self._group, self._index).items():
+        for stored, blocks in recoded_blocks(self._group, self._index, self._lost).items():
             given = self._group.inputs[stored]
             self._add_index(stored, given.ref.source, blocks_bytes(given.grid, blocks))
         for key, adapter in self._group.adapters.items():

@@ -116,7 +116,26 @@ def _stored(group: Group, work: TensorWork) -> set[InputKey | None]:
     return {key if adapter is None else adapter.on for key, adapter in adapters.items()}
 
 
-def recoded_blocks(group: Group, index: SourceIndex) -> dict[InputKey, set[int]]:
+class LostCodes:
+    """Says of which deltas that budgets may buy levels of the packs may be gone: made before, they are made again."""
+
+    def __init__(self, index: SourceIndex) -> None:
+        self._index = index
+        self._any: bool | None = None
+
+    def may_have(self, coded: Coded) -> bool:
+        """Return whether a delta may be one of them; while its content is not known, it may be any."""
+        base, expert = (self._index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert))
+        codes = self._index.codes
+        if base is not None and expert is not None:
+            key = codes.key(base, expert)
+            return not codes.has_pack(key) and codes.prices(key) is not None
+        if self._any is None:
+            self._any = codes.has_lost_packs()
+        return self._any
+
+
+def recoded_blocks(group: Group, index: SourceIndex, lost: LostCodes) -> dict[InputKey, set[int]]:
     """Return by input the blocks that are read to make the packs of a group again that are gone."""
     found: dict[InputKey, set[int]] = {}
     for code in group.codes.values():
@@ -124,6 +143,11 @@ def recoded_blocks(group: Group, index: SourceIndex) -> dict[InputKey, set[int]]
             blocks = set(_differing(code))
             found.setdefault(code.base.key, set()).update(blocks)
             found.setdefault(code.expert.key, set()).update(blocks)
+    for work in (work for work in group.works if work.plan.is_pending):
+        for coded in coded_slots(work.plan, work.recipe.tensor):
+            if not coded.expert.coded_only and lost.may_have(coded):
+                for key in work.code(coded.slot):
+                    found.setdefault(key, set()).update(range(group.inputs[key].grid.count))
     return found
 
 

@@ -1,5 +1,7 @@
 """What `plan` says that a build reads at most is never passed, however little memory there is between passes."""
 
+import shutil
+
 import numpy as np
 import pytest
 from laws.test_custom_operators import CustomProject
@@ -187,6 +189,29 @@ def test_what_one_output_reads_whole_and_another_in_levels_may_be_read_in_both_w
     project.set_output("n", {"operator": "task_arithmetic", "base": "base", "experts": ["stage", "e3"]})
     _, built = check(project, None)
     assert built.expert_bytes["read"] > 0
+
+
+def test_codes_that_are_gone_may_have_to_be_made_again_once_the_budget_is_resolved(tmp_path):
+    """Their prices are known, so that measuring does not make them; the merge does, from what it reads once more."""
+    project = in_levels_of_a_stage(tmp_path)
+    project.build()
+    project.open().cache_prune(max_bytes=0)
+    project.set_output("m", project.outputs["m"] | {"params": {"weight": 0.4}})
+    planned, built = check(project, None)
+    assert planned.next_build.index_bytes == built.index_bytes_read
+
+
+def test_what_a_stage_turns_out_to_be_may_have_a_code_that_is_gone(tmp_path):
+    project = in_levels_of_a_stage(tmp_path)
+    project.build()
+    before = project.outputs["stage"]
+    project.set_output("stage", before | {"experts": ["e1", "e2", "e3"]})
+    project.build()
+    shutil.rmtree(project.cache / "progressive")
+    project.open().cache_prune(max_bytes=0)
+    project.set_output("stage", before)
+    project.set_output("m", project.outputs["m"] | {"params": {"weight": 0.4}})
+    check(project, None)
 
 
 # --- custom operators ---------------------------------------------------------------------------------------------
