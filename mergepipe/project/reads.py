@@ -311,8 +311,12 @@ class GroupReads:
         for stored, blocks in recoded_blocks(self._group, self._index, self._lost).items():
             given = self._group.inputs[stored]
             self._add_index(stored, given.ref.source, blocks_bytes(given.grid, blocks))
+        measured: set[int] = set()
         for key, adapter in self._group.adapters.items():
             factors = adapter.factors
+            if self._rounds.is_surveyed(key) and id(factors) not in measured:
+                measured.add(id(factors))
+                self._add_index(key, factors.b.ref.source, factors.nbytes)
             if id(factors) not in self._read and (factors.a.known is None or factors.b.known is None):
                 self._read[id(factors)] = set(_WHOLE)
                 self._add_index(key, factors.b.ref.source, factors.nbytes)

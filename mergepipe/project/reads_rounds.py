@@ -92,9 +92,14 @@ class Rounds:
         for work in works:
             if not is_surveyed(work.recipe.tensor):
                 continue
-            self._surveyed |= {key for slot in range(len(work.inputs)) if (key := self._stored(work, slot)) is not None}
+            slots = range(len(work.inputs))
+            self._surveyed |= {key for slot in slots for key in (work.inputs[slot], self._stored(work, slot)) if key}
             if work.recipe.reduces:
-                self._add_later(self._survey_later, work, 1, self._all_of(work, range(len(work.inputs))))
+                self._add_later(self._survey_later, work, 1, self._all_of(work, slots))
+
+    def is_surveyed(self, key: InputKey) -> bool:
+        """Return whether an input, stored or an adapter's, is read to say what a budget buys."""
+        return key in self._surveyed
 
     def _add_unknown(self, work: TensorWork) -> int:
         """Count the rounds of a reduction of which nothing is known."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from laws.test_custom_operators import CustomProject
 from laws.test_plan_tells import done, told
+from support.adapters import add_adapter, factors
 from support.checkpoints import random_tensors
 from support.cli import run_mergepipe
 from support.every_operator import RECIPES
@@ -172,6 +173,26 @@ def test_a_budget_on_a_stage_that_is_not_built_yet_is_measured_first(tmp_path, m
     planned, built = check(project, memory)
     assert built.index_bytes_read > 0
     assert planned.next_build.index_bytes >= built.index_bytes_read
+
+
+Q = "model.layers.0.q.weight"
+
+
+@pytest.mark.parametrize("operator", ["task_arithmetic", "ties"])
+@pytest.mark.parametrize("precision", ["blocks", "levels"])
+def test_factors_of_adapters_are_read_to_measure_a_budget_and_again_to_merge(tmp_path, operator, precision):
+    project = make(tmp_path, stage={"operator": "linear", "experts": ["e1", "e2"]})
+    project.add_sources({name: one | random_tensors(7, {Q: (16, 16)}) for name, one in family().items()})
+    add_adapter(project, "low", factors(5, Q.removesuffix(".weight"), 16, 16))
+    recipe = {"operator": operator, "base": "stage", "experts": ["e3", "low"]}
+    recipe |= {"params": {"density": 0.5}} if operator == "ties" else {}
+    project.set_output("m", recipe | {"budget": {"expert_reads": "60%", "precision": precision}} | PLAIN)
+    planned, built = check(project, None)
+    assert planned.next_build.index_bytes == built.index_bytes_read
+    # A tensor whose factors are known is measured again.
+    without_statistics(project)
+    project.set_output("stage", project.outputs["stage"] | {"experts": ["e1", {"source": "e2", "weight": 0.5}]})
+    check(project, None)
 
 
 # --- levels over a stage: a budget that is not resolved before the build ------------------------------------------
