@@ -10,7 +10,6 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
@@ -192,7 +191,6 @@ class _RunForecast:
         self._catalog = catalog
         self._stages = stages
         self._hold_limit = hold_limit
-        self._packs = _Packs(catalog.layout)
         self._room = PackRoom(index)
         self._moves = {plan.output.name: Moves() for plan in plans}
         self._works: dict[Named, TensorWork] = {}
@@ -209,7 +207,6 @@ class _RunForecast:
         store, lost = StatisticStore(self._catalog), LostCodes(self._index)
         for group in groups:
             for work in group.works:
-                work.candidates = tuple(h for h in work.candidates if not h.result or self._packs.has(h.result.pack))
                 self._works[work.plan.output.name, work.name] = work
             GroupReads(
                 group, self._index, store, self._moves, self._total, self._stages, self._hold_limit, lost
@@ -237,7 +234,7 @@ class _RunForecast:
         pending = []
         for plan in self._plans:
             for tensor, node in zip(plan.tensors, tensor_nodes(plan, self._index, self._catalog), strict=True):
-                if node.state is State.CACHED and node.result is not None and self._packs.has(node.result.pack):
+                if node.state is State.CACHED:
                     self._clean[plan.output.name, tensor.name] = node
                     count_clean(plan, tensor, self._index, self._moves[plan.output.name])
                 else:
@@ -294,7 +291,7 @@ class _RunForecast:
                 digests.append(tensor_digest(tensor.dtype, tensor.shape, bytes(self._works[name].digests)))
             else:
                 return False
-        return self._packs.has(shard.digest(digests).hex())
+        return self._catalog.has_pack(shard.digest(digests).hex())
 
     def _is_made(self, plan: OutputPlan, shard: Shard) -> bool:
         """Return whether some tensor of a shard must be made anew, whatever its inputs turn out to be."""
@@ -325,17 +322,3 @@ class _RunForecast:
             extents = [work.recipe.grid.byte_range(b) for b, held in work.holdings.items() if held.result is not None]
             count += sum(stop - start for start, stop in extents)
         return count
-
-
-class _Packs:
-    """Which packs lie in the cache; each is looked for once."""
-
-    def __init__(self, layout: CacheLayout) -> None:
-        self._layout = layout
-        self._known: dict[str, bool] = {}
-
-    def has(self, name: str) -> bool:
-        """Return whether there is a pack of this name."""
-        if name not in self._known:
-            self._known[name] = (self._layout.packs / f"{name}.safetensors").exists()
-        return self._known[name]

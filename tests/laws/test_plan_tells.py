@@ -229,6 +229,28 @@ def test_packs_that_are_gone_are_made_again(project):
     assert told(planned)[:3] == (3 * BYTES, BYTES, 0)
 
 
+@pytest.mark.parametrize("operator", ["task_arithmetic", "ties"])
+@pytest.mark.parametrize("changed", [(), ("source",), ("rule",), ("source", "rule")])
+def test_what_lay_in_packs_that_somebody_removed_is_read_once_for_all_outputs(tmp_path, operator, changed):
+    """The catalog has their rows still: nothing of that is taken for a result, or looked for when all was merged."""
+    project = make(tmp_path, operator)
+    project.set_output("n", {"operator": "linear", "experts": list(EXPERTS)})
+    project.build()
+    for name in ("m", "n"):
+        shutil.rmtree(project.folder(name))
+    for pack in (project.cache / "packs").iterdir():
+        pack.unlink()
+    if "source" in changed:
+        change(project, "e1", A)
+    if "rule" in changed:
+        for name in ("m", "n"):
+            project.outputs[name] |= {"rules": [{"match": "*.a", "params": {"weight": 0.5}}]}
+        project.save()
+    report, builds = project.open().plan(), project.build().outputs
+    assert sum(report.reads.values()) == (1 + len(EXPERTS)) * BYTES
+    assert sum(sum(done(built)[:3]) for built in builds.values()) == (1 + len(EXPERTS)) * BYTES
+
+
 # --- budgets ------------------------------------------------------------------------------------------------------
 
 
