@@ -17,6 +17,7 @@ from mergepipe.digest import tensor_digest
 from mergepipe.graph.nodes import State, TensorNode
 from mergepipe.graph.state import tensor_nodes
 from mergepipe.plan.layout import Shard
+from mergepipe.plan.sampling import whole_sources
 from mergepipe.plan.values import OutputPlan, TensorPlan, first_users
 from mergepipe.project.build import Prepared
 from mergepipe.project.levels import recorded_content
@@ -242,7 +243,12 @@ class _RunForecast:
         return pending
 
     def _sources(self) -> list[str]:
-        sources = dict.fromkeys(source for plan in self._plans for source in plan.sources)
+        """Return the sources that are read whole, and are not known as soon as they are built.
+
+        What samples are taken of before a budget is resolved counts as if it were read whole.
+        """
+        read = (plan.sources if plan.is_pending else whole_sources(plan) for plan in self._plans)
+        sources = dict.fromkeys(source for some in read for source in some)
         return [source for source in sources if source not in self._stages]
 
     def _count_hashing(self, groups: Iterable[object]) -> None:

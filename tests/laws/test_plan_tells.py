@@ -292,6 +292,16 @@ def test_losses_have_their_share_of_the_error(project):
     assert [loss.error_share for loss in losses] == sorted((loss.error_share for loss in losses), reverse=True)
 
 
+def test_of_what_samples_stand_for_nothing_is_read_to_index_it(project):
+    budget = {"expert_reads": "40%", "precision": "blocks", "stats": "sample"}
+    project.set_output("m", project.outputs["m"] | {"budget": budget})
+    project.build()
+    shutil.rmtree(project.folder("m"))
+    planned = step(project)["m"]
+    assert planned.next_build.exact
+    assert told(planned) == (0, 0, 0, 0, 0, BLOCKS, 0)
+
+
 # --- several outputs, stages, adapters ----------------------------------------------------------------------------
 
 
