@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
@@ -94,10 +94,10 @@ def forecast(
         members = [prepared[plan.output.name] for plan in level]
         found |= {member.name: _unchanged(member.plan) for member in members if is_settled(member)}
         pending = [member.plan for member in members if not is_settled(member)]
-        for stage in _lost_stages(pending, plans, prepared, index, catalog):
+        for stage, is_certain in _lost_stages(pending, plans, prepared, index, catalog).items():
             if found[stage].unchanged:
-                again = [prepared[stage].plan]
-                runs.append(_RunForecast(again, index, catalog, plans.stages, hold_limit, total).found())
+                again = _RunForecast([prepared[stage].plan], index, catalog, plans.stages, hold_limit, total).found()
+                runs.append(again if is_certain else {stage: _at_most(again[stage])})
                 found |= runs[-1]
         if pending:
             runs.append(_RunForecast(pending, index, catalog, plans.stages, hold_limit, total).found())
@@ -128,37 +128,48 @@ def _lost_stages(
     prepared: Mapping[str, Prepared],
     index: SourceIndex,
     catalog: Catalog,
-) -> list[str]:
+) -> dict[str, bool]:
     """Return the stages that these outputs read and whose packs are gone, each behind those that it is made from.
 
-    They are built again, though they are what they should be.
+    They are built again, though they are what they should be: for certain, or if their reader turns out to need them.
     """
-    lost: dict[str, None] = {}
+    lost: dict[str, bool] = {}
     for plan in pending:
-        for stage in _read_stages(plan, plans, index, catalog):
+        runs = _is_run(prepared[plan.output.name], plans, index)
+        for stage, is_read in _read_stages(plan, plans, index, catalog).items():
             content = recorded_content(prepared[stage]) if is_settled(prepared[stage]) else None
             packs = [catalog.layout.packs / f"{pack}.safetensors" for pack in content.packs] if content else []
             if content is not None and not (content.blocks and all(pack.exists() for pack in packs)):
-                again = prepared[stage].plan
-                lost |= dict.fromkeys([*_lost_stages([again], plans, prepared, index, catalog), stage])
-    return list(lost)
+                again = _lost_stages([prepared[stage].plan], plans, prepared, index, catalog)
+                for name, is_certain in (again | {stage: True}).items():
+                    lost[name] = lost.get(name, False) or (runs and is_read and is_certain)
+    return lost
 
 
-def _read_stages(plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog) -> set[str]:
-    """Return the stages that the tensors of an output read which are not clean."""
+def _is_run(prepared: Prepared, plans: Plans, index: SourceIndex) -> bool:
+    """Return whether an output that is not settled cannot turn out to be what it should when its stages are there."""
+    known = all(index.digest(stage) is not None for stage in plans.stages_of(prepared.plan))
+    return known or prepared.known is None or prepared.forced
+
+
+def _read_stages(plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog) -> dict[str, bool]:
+    """Return the stages that the tensors of an output read which are not clean, and of each whether that is certain."""
     stages = set(plans.stages_of(plan))
+    found: dict[str, bool] = {}
     if not stages:
-        return stages
-    nodes = tensor_nodes(plan, index, catalog)
-    return {
-        ref.source
-        for tensor, node in zip(plan.tensors, nodes, strict=True)
-        if node.state is not State.CACHED
-        for slot in tensor.slots
-        if slot is not None
-        for ref in slot.stored
-        if ref.source in stages
-    }
+        return found
+    for tensor, node in zip(plan.tensors, tensor_nodes(plan, index, catalog), strict=True):
+        read = (ref.source for slot in tensor.slots if slot is not None for ref in slot.stored)
+        for stage in read if node.state is not State.CACHED else ():
+            if stage in stages:
+                found[stage] = found.get(stage, False) or node.state is State.DIRTY
+    return found
+
+
+def _at_most(found: Forecast) -> Forecast:
+    """Return the forecast of an output that may not be built: nothing of it is certain."""
+    found.moves.exact = False
+    return replace(found, certain_bytes=0, code_bytes=0)
 
 
 def is_settled(prepared: Prepared) -> bool:
