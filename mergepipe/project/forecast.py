@@ -111,7 +111,8 @@ def _count_headers(
 ) -> None:
     """Count the headers of progressive checkpoints, as the engine does for the first output that uses each.
 
-    A build has read all of them before its first run: to plan, and to know what it does.
+    A build has read all of them before its first run: to plan, and to know what it does. Of those that were read just
+    now to measure what a budget is planned from, it may need no more than some.
     """
     read = index.given.headers_read()
     for run in runs:
@@ -120,6 +121,7 @@ def _count_headers(
                 count = read.pop(source)
                 found.moves.add_index(source, count)
                 total.add_index(source, count)
+                found.moves.exact &= not index.given.is_counted(source)
 
 
 def _lost_stages(
