@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
@@ -295,7 +297,14 @@ class _RunForecast:
                 coded, made = self._room.of(plan, tensor, is_new=not work.candidates)
                 needed += coded
                 codes += made
-        return Forecast(unchanged=False, moves=moves, cache_bytes=needed, certain_bytes=certain, code_bytes=codes)
+        back = sum(map(_taken, other_layouts(plan, self._catalog.layout)))
+        return Forecast(
+            unchanged=False,
+            moves=moves,
+            cache_bytes=max(0, needed - back),
+            certain_bytes=max(0, certain - back),
+            code_bytes=codes,
+        )
 
     def _is_there(self, plan: OutputPlan, shard: Shard) -> bool:
         """Return whether a pack with the shard's content is there: all of its blocks are known to be held."""
@@ -324,11 +333,7 @@ class _RunForecast:
 
         What cannot be gone on with is removed right before the shard is begun, so that its room comes back.
         """
-        staged = self._shards[plan.output.name, shard.tensors[0].name]
-        try:
-            return staged.path.stat().st_blocks * 512
-        except FileNotFoundError:  # a build that runs made a pack of it, or removed it
-            return 0
+        return _taken(self._shards[plan.output.name, shard.tensors[0].name].path)
 
     def _moved(self, plan: OutputPlan, shard: Shard) -> int:
         """Return the bytes of a shard that are copied from packs."""
@@ -341,3 +346,22 @@ class _RunForecast:
             extents = [work.recipe.grid.byte_range(b) for b, held in work.holdings.items() if held.result is not None]
             count += sum(stop - start for start, stop in extents)
         return count
+
+
+def other_layouts(plan: OutputPlan, layout: CacheLayout) -> list[Path]:
+    """Return the staged shards that killed builds left of layouts which an output no longer has.
+
+    A build removes them, before it begins where there may be too little room.
+    """
+    from mergepipe.engine.staging import abandoned, staged_name
+
+    own = {staged_name(plan.output.name, shard) for shard in plan.layout.shards}
+    return [path for path in abandoned(layout.staging, plan.output.name) if path.stem not in own]
+
+
+def _taken(path: Path) -> int:
+    """Return the bytes on the disk that a file takes."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:  # a build that runs made a pack of it, or removed it
+        return 0
