@@ -284,6 +284,17 @@ def test_a_budgeted_output_with_one_changed_block_reads_for_that_block(project):
     assert planned.expert_bytes["to_read"] < planned.expert_bytes["planned"] // 2
 
 
+def test_what_measuring_finds_unchanged_is_unchanged_for_all_outputs(project):
+    project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "25%", "precision": "blocks"}})
+    project.set_output("n", {"operator": "linear", "experts": ["e1", "e2"]})
+    project.build()
+    project.open().cache_prune(max_bytes=0)
+    project.add_source("e1", family(1, family(0)))
+    planned = step(project)
+    assert planned["m"].index_bytes_read > 0
+    assert planned["n"].next_build.unchanged
+
+
 def test_losses_have_their_share_of_the_error(project):
     project.set_output("m", project.outputs["m"] | {"budget": {"expert_reads": "25%", "precision": "blocks"}})
     losses = project.open().plan().outputs["m"].losses
