@@ -23,7 +23,9 @@ from mergepipe.plan.sampling import whole_sources
 from mergepipe.plan.values import OutputPlan, TensorPlan, first_users
 from mergepipe.project.build import Prepared
 from mergepipe.project.levels import recorded_content
-from mergepipe.project.reads import GroupReads, Moves, count_clean
+from mergepipe.project.moves import Moves
+from mergepipe.project.reads import GroupReads
+from mergepipe.project.reads_cached import count_clean
 from mergepipe.project.reads_codes import LostCodes, PackRoom
 from mergepipe.project.stages import Plans
 from mergepipe.values import dataclass

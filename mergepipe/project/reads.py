@@ -7,8 +7,7 @@ read is counted, and the figures are marked as upper limits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import field
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
@@ -16,11 +15,13 @@ from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.work import Group, InputKey, TensorWork
 from mergepipe.errors import OperatorError
 from mergepipe.graph.alike import alike_blocks, block_digests, blocks_bytes
-from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
+from mergepipe.graph.blocks import BlockPlan, plan_block
 from mergepipe.graph.inputs import slot_blocks
 from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.operators.contract import Reduction
-from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
+from mergepipe.plan.values import InputRef
+from mergepipe.project.moves import Moves, expert_name
+from mergepipe.project.reads_cached import count_cached, count_cached_factors
 from mergepipe.project.reads_codes import (
     CodeSizes,
     LostCodes,
@@ -30,76 +31,9 @@ from mergepipe.project.reads_codes import (
     recoded_blocks,
 )
 from mergepipe.project.reads_rounds import Rounds
-from mergepipe.values import dataclass
 
 _NONE: frozenset[int] = frozenset()
 _WHOLE = frozenset((0,))
-
-
-@dataclass(slots=True, kw_only=True)
-class Moves:
-    """What a run does for one output, counted as the engine's meter counts it.
-
-    Attributes
-    ----------
-    to_read, cached, index
-        By expert: bytes of its blocks to be read to merge; bytes of planned blocks whose results are in the cache; and
-        bytes that are read only to index it, or to take statistics.
-    expert_bytes, base_bytes, index_bytes, written
-        As in `mergepipe.engine.meter.Meter`.
-    computed, copied, reused
-        Output blocks.
-    merged_bytes, measured_bytes
-        Bytes of inputs and results of the blocks that are computed, and of inputs of those whose statistics are taken:
-        what time is estimated from.
-    moved_bytes
-        Bytes of results that are copied from packs.
-    doubtful_bytes
-        Bytes of `index_bytes` that are read only if statistics take more rounds than they mostly do.
-    exact
-        Whether all figures follow from what is known; otherwise they are upper limits. `index_bytes` alone may be
-        passed, by what is counted as read to merge and turns out not to be merged: what is read in all is not.
-    bounded
-        False where nobody knows how often a custom operator goes through its inputs: then what is read is no limit.
-    """
-
-    to_read: dict[str, int] = field(default_factory=dict)
-    cached: dict[str, int] = field(default_factory=dict)
-    index: dict[str, int] = field(default_factory=dict)
-    expert_bytes: int = 0
-    base_bytes: int = 0
-    index_bytes: int = 0
-    written: int = 0
-    computed: int = 0
-    copied: int = 0
-    reused: int = 0
-    merged_bytes: int = 0
-    measured_bytes: int = 0
-    moved_bytes: int = 0
-    doubtful_bytes: int = 0
-    exact: bool = True
-    bounded: bool = True
-
-    def add_index(self, source: str, count: int, doubtful: int = 0) -> None:
-        """Count bytes of a source that are read only to index it, or to take statistics."""
-        self.doubtful_bytes += doubtful
-        if count:
-            self.index_bytes += count
-            _add(self.index, source, count)
-
-
-def expert_name(plan: OutputPlan, tensor: TensorPlan, slot: int, ref: InputRef) -> str:
-    """Return the expert that the bytes of an input count for: what stands for one may be another's."""
-    experts = plan.parts[tensor.part].experts
-    named = {expert.source for part in plan.parts for expert in part.experts}
-    return ref.source if ref.source in named or not slot else experts[slot - 1].source
-
-
-def expert_cost(plan: OutputPlan, tensor: TensorPlan) -> Iterator[tuple[str, int]]:
-    """Yield expert and bytes of a full read for every expert of a tensor."""
-    for slot, ref in enumerate(tensor.slots):
-        if slot and ref is not None:
-            yield expert_name(plan, tensor, slot, ref), plan.expert_cost(tensor, ref)[0]
 
 
 class GroupReads:
@@ -149,7 +83,7 @@ class GroupReads:
             self._count_work(work)
         for work, coded in codes_beside(self._group):
             expert = expert_name(work.plan, work.recipe.tensor, coded.slot, coded.expert)
-            _read_bytes(self._total, expert, most_code_bytes(coded.expert))
+            self._total.add_read(expert, most_code_bytes(coded.expert))
         self._rounds.add_survey(work for work in self._group.works if work.plan.is_pending)
         self._count_index()
         self._total.bounded &= self._rounds.bounded
@@ -256,13 +190,13 @@ class GroupReads:
         expert = expert_name(plan, tensor, slot, coded_ref(tensor, slot))
         if len(self._group.works) == 1:
             count = self._codes.bytes_of(plan, tensor, slot, range(level), blocks)
-            _read_bytes(self._total, expert, count)
-            _read_bytes(moves, expert, count)
+            self._total.add_read(expert, count)
+            moves.add_read(expert, count)
             return
         for stage in range(level):
             fresh, own = self._claim((work.code(slot), stage), blocks)
-            _read_bytes(self._total, expert, self._codes.bytes_of(plan, tensor, slot, (stage,), fresh))
-            _read_bytes(moves, expert, self._codes.bytes_of(plan, tensor, slot, (stage,), own))
+            self._total.add_read(expert, self._codes.bytes_of(plan, tensor, slot, (stage,), fresh))
+            moves.add_read(expert, self._codes.bytes_of(plan, tensor, slot, (stage,), own))
 
     def _read_slot(
         self, work: TensorWork, slot: int, key: InputKey, ref: InputRef, blocks: frozenset[int], moves: Moves
@@ -280,8 +214,8 @@ class GroupReads:
             self._stored(key, blocks, expert, moves)
             return
         fresh, own = self._claim(id(adapter.factors), _WHOLE)
-        _read_bytes(self._total, expert, adapter.factors.nbytes if fresh else 0)
-        _read_bytes(moves, expert, adapter.factors.nbytes if own else 0)
+        self._total.add_read(expert, adapter.factors.nbytes if fresh else 0)
+        moves.add_read(expert, adapter.factors.nbytes if own else 0)
         if adapter.on is not None and adapter.lora.on is not None:
             apart = is_base or not tensor.is_expert(adapter.lora.on)
             on = None if apart else expert_name(work.plan, tensor, slot, adapter.lora.on)
@@ -290,8 +224,8 @@ class GroupReads:
     def _stored(self, key: InputKey, blocks: frozenset[int], expert: str | None, moves: Moves) -> None:
         grid = self._group.inputs[key].grid
         fresh, own = self._claim(key, blocks)
-        _read_bytes(self._total, expert, blocks_bytes(grid, fresh))
-        _read_bytes(moves, expert, blocks_bytes(grid, own))
+        self._total.add_read(expert, blocks_bytes(grid, fresh))
+        moves.add_read(expert, blocks_bytes(grid, own))
 
     def _claim(self, what: object, blocks: frozenset[int]) -> tuple[Set[int], Set[int]]:
         """Return which of these blocks nobody has read yet, and which this output reads; each is read once."""
@@ -326,70 +260,3 @@ class GroupReads:
         users = (work for work in self._group.works if key in work.inputs)
         self._moves[next(users, self._group.works[0]).plan.output.name].add_index(source, count, doubtful)
         self._total.add_index(source, count, doubtful)
-
-
-def count_cached(
-    plan: OutputPlan,
-    recipe: TensorRecipe,
-    block: BlockPlan,
-    blocks: Sequence[int],
-    moves: Moves,
-    codes: CodeSizes,
-) -> None:
-    """Count the planned expert bytes of blocks whose results are there, but for the factors of adapters.
-
-    Parameters
-    ----------
-    block
-        How each of them comes about.
-    """
-    tensor = recipe.tensor
-    if tensor.decision is not Decision.MERGE:
-        return
-    for slot, count in codes.read(plan, tensor, block, blocks):
-        _add(moves.cached, expert_name(plan, tensor, slot, coded_ref(tensor, slot)), count)
-    merged = tensor.merged_blocks(plan.geometry)
-    for slot, ref in enumerate(tensor.slots):
-        if not slot or ref is None or ref is tensor.base or (plan.outcome is not None and slot not in block.reads):
-            continue
-        stored = ref if ref.lora is None else ref.lora.on
-        if stored is None or not tensor.is_expert(stored):
-            continue
-        grid = stored.grid(plan.geometry)
-        read = [number for number in blocks if number < min(merged, grid.count)]
-        _add(moves.cached, expert_name(plan, tensor, slot, stored), blocks_bytes(grid, read))
-
-
-def count_cached_factors(plan: OutputPlan, tensor: TensorPlan, moves: Moves) -> None:
-    """Count the factors of adapters of a tensor of which no block is made."""
-    for slot, ref in enumerate(tensor.slots):
-        if slot and ref is not None and ref.lora is not None:
-            _add(moves.cached, expert_name(plan, tensor, slot, ref), plan.factor_bytes(tensor, ref))
-
-
-def count_clean(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex, moves: Moves) -> None:
-    """Count a tensor whose result is there as a whole."""
-    recipe = TensorRecipe.of(tensor, plan.geometry)
-    moves.reused += recipe.grid.count
-    if plan.outcome is None:
-        for expert, count in expert_cost(plan, tensor):
-            _add(moves.cached, expert, count)
-        return
-    known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
-    codes = CodeSizes(index)
-    for alike in alike_blocks(recipe, known):
-        count_cached(plan, recipe, alike.plan, alike.blocks, moves, codes)
-    count_cached_factors(plan, tensor, moves)
-
-
-def _read_bytes(moves: Moves, expert: str | None, count: int) -> None:
-    if expert is None:
-        moves.base_bytes += count
-    else:
-        moves.expert_bytes += count
-        _add(moves.to_read, expert, count)
-
-
-def _add(counts: dict[str, int], name: str, count: int) -> None:
-    if count:
-        counts[name] = counts.get(name, 0) + count
