@@ -27,6 +27,7 @@ from mergepipe.project.reads_codes import (
     LostCodes,
     coded_ref,
     codes_beside,
+    in_levels,
     most_code_bytes,
     recoded_blocks,
 )
@@ -73,6 +74,8 @@ class GroupReads:
         self._read: dict[object, set[int]] = {}
         self._claimed: dict[object, set[int]] = {}
         self._own: dict[object, set[int]] = {}
+        # Inputs that it may read in levels, whoever reads them whole.
+        self._apart: Set[object] = _NONE
         self._doubtful: set[InputKey | None] = set()  # the inputs of what is not certain
         self._rounds = Rounds(group, frozenset(stages), hold_limit)
         self._codes = CodeSizes(index)
@@ -84,7 +87,7 @@ class GroupReads:
         for work, coded in codes_beside(self._group):
             expert = expert_name(work.plan, work.recipe.tensor, coded.slot, coded.expert)
             self._total.add_read(expert, most_code_bytes(coded.expert))
-        self._rounds.add_survey(work for work in self._group.works if work.plan.is_pending)
+        self._count_survey([work for work in self._group.works if work.plan.is_pending])
         self._count_index()
         self._total.bounded &= self._rounds.bounded
         for work in self._group.works:
@@ -110,6 +113,7 @@ class GroupReads:
         if not certain:
             self._doubtful.update(work.inputs)
         self._own = {}
+        self._apart = in_levels(work)
         made = moves.computed + moves.copied
         if certain and work.candidates:
             self._count_one_by_one(work, known, reduction, moves)
@@ -230,33 +234,47 @@ class GroupReads:
     def _claim(self, what: object, blocks: frozenset[int]) -> tuple[Set[int], Set[int]]:
         """Return which of these blocks nobody has read yet, and which this output reads; each is read once."""
         read, own = self._read.setdefault(what, set()), self._own.setdefault(what, set())
-        found = blocks - read, blocks - self._claimed.get(what, _NONE) - own
+        claimed = _NONE if what in self._apart else self._claimed.get(what, _NONE)
+        found = blocks - read, blocks - claimed - own
         read |= blocks
         own |= blocks
         return found
 
     # --- statistics and index -------------------------------------------------------------------------------------
 
+    def _count_survey(self, works: Sequence[TensorWork]) -> None:
+        """Count what is read for the budgets of some works: before the merge, and for these alone."""
+        self._rounds.add_survey(works)
+        for key, source in self._group.inputs.items() if works else ():
+            found = self._rounds.survey_reads(key)
+            self._add_index(works, key, source.ref.source, found.nbytes, found.doubtful)
+        measured = {
+            id(adapter.factors): (key, adapter.factors)
+            for key, adapter in self._group.adapters.items()
+            if self._rounds.is_surveyed(key)
+        }
+        for key, factors in measured.values():
+            self._add_index(works, key, factors.b.ref.source, factors.nbytes)
+
     def _count_index(self) -> None:
-        """Count what is read and not merged: all of what is cold, and the blocks that only statistics need."""
+        """Count what else is read and not merged: all of what is cold, and the blocks that only statistics need."""
+        works = self._group.works
         for key, source in self._group.inputs.items():
             found = self._rounds.index_reads(key, self._read.get(key, _NONE))
-            self._add_index(key, source.ref.source, found.nbytes, found.doubtful)
+            self._add_index(works, key, source.ref.source, found.nbytes, found.doubtful)
         for stored, blocks in recoded_blocks(self._group, self._index, self._lost).items():
             given = self._group.inputs[stored]
-            self._add_index(stored, given.ref.source, blocks_bytes(given.grid, blocks))
-        measured: set[int] = set()
+            self._add_index(works, stored, given.ref.source, blocks_bytes(given.grid, blocks))
         for key, adapter in self._group.adapters.items():
             factors = adapter.factors
-            if self._rounds.is_surveyed(key) and id(factors) not in measured:
-                measured.add(id(factors))
-                self._add_index(key, factors.b.ref.source, factors.nbytes)
             if id(factors) not in self._read and (factors.a.known is None or factors.b.known is None):
                 self._read[id(factors)] = set(_WHOLE)
-                self._add_index(key, factors.b.ref.source, factors.nbytes)
+                self._add_index(works, key, factors.b.ref.source, factors.nbytes)
 
-    def _add_index(self, key: InputKey, source: str, count: int, doubtful: int = 0) -> None:
+    def _add_index(
+        self, works: Sequence[TensorWork], key: InputKey, source: str, count: int, doubtful: int = 0
+    ) -> None:
         """Count for the first output that an input was read for."""
-        users = (work for work in self._group.works if key in work.inputs)
-        self._moves[next(users, self._group.works[0]).plan.output.name].add_index(source, count, doubtful)
+        users = (work for work in works if key in work.inputs)
+        self._moves[next(users, works[0]).plan.output.name].add_index(source, count, doubtful)
         self._total.add_index(source, count, doubtful)

@@ -92,6 +92,12 @@ def most_code_bytes(expert: InputRef) -> int:
     return math.ceil(_MOST_OF_BF16 * 2 * math.prod(expert.info.shape))
 
 
+def in_levels(work: TensorWork) -> frozenset[InputKey]:
+    """Return the inputs of which a budget that is not resolved may buy levels."""
+    wanted = coded_slots(work.plan, work.recipe.tensor) if work.plan.is_pending else ()
+    return frozenset(work.code(coded.slot)[1] for coded in wanted)
+
+
 def codes_beside(group: Group) -> Iterator[tuple[TensorWork, Coded]]:
     """Yield, each once, the codes that budgets may buy which are not resolved, of what others of the group read, too.
 

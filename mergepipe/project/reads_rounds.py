@@ -151,6 +151,12 @@ class Rounds:
             self._kept = kept_blocks([source.grid for source in self._group.inputs.values()], self._hold_limit)
         return self._kept
 
+    def survey_reads(self, key: InputKey) -> IndexReads:
+        """Return what is read of an input before the merge, to say what budgets buy."""
+        grid = self._group.inputs[key].grid
+        doubtful = sum(blocks_bytes(grid, read.get(key, _NONE)) for read in self._survey_later.values())
+        return IndexReads((grid.nbytes if key in self._surveyed else 0) + doubtful, doubtful)
+
     def index_reads(self, key: InputKey, merged: Set[int]) -> IndexReads:
         """Return what is read of an input and not merged.
 
@@ -159,14 +165,10 @@ class Rounds:
         merged
             The blocks that are read to be merged.
         """
-        source = self._group.inputs[key]
-        surveyed = key in self._surveyed
-        cold = missing_blocks(source) if self._is_cold(source) and not surveyed else _NONE
-        nbytes = source.grid.nbytes if surveyed else 0
-        doubtful = sum(blocks_bytes(source.grid, read.get(key, _NONE)) for read in self._survey_later.values())
+        source, nbytes, doubtful = self._group.inputs[key], 0, 0
+        cold = missing_blocks(source) if self._is_cold(source) and key not in self._surveyed else _NONE
         if not self._has_passes:  # what is cold is hashed as it is merged
-            nbytes += blocks_bytes(source.grid, cold - merged)
-            return IndexReads(nbytes + doubtful, doubtful)
+            return IndexReads(blocks_bytes(source.grid, cold - merged), 0)
         kept = self._kept_blocks
         sure = {number: read.get(key, _NONE) for number, read in self._sure.items()}
         sure[1] = sure.get(1, _NONE) | cold

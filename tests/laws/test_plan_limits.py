@@ -212,6 +212,19 @@ def test_what_one_output_reads_whole_and_another_in_levels_may_be_read_in_both_w
     assert built.expert_bytes["read"] > 0
 
 
+@pytest.mark.parametrize("order", [("m", "n"), ("n", "m")])
+def test_what_is_read_to_measure_counts_for_those_whose_budgets_it_is_for(tmp_path, order):
+    """And what another certainly reads whole saves them no codes."""
+    project = in_levels_of_a_stage(tmp_path)
+    recipes = {"m": project.outputs.pop("m"), "n": {"operator": "linear", "experts": ["e3", "e1"]}}
+    project.outputs["s2"] = {"operator": "linear", "experts": ["stage", "e2"]}
+    recipes["m"]["experts"] = ["e3", "stage"]
+    recipes["l"] = {"operator": "linear", "experts": ["stage", "s2"]}
+    for name in (*order, "l"):
+        project.set_output(name, recipes[name])
+    check(project, None)
+
+
 def test_codes_that_are_gone_may_have_to_be_made_again_once_the_budget_is_resolved(tmp_path):
     """Their prices are known, so that measuring does not make them; the merge does, from what it reads once more."""
     project = in_levels_of_a_stage(tmp_path)
