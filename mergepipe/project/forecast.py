@@ -94,17 +94,23 @@ def forecast(
     found: dict[str, Forecast] = {}
     total = Moves()
     runs: list[Mapping[str, Forecast]] = []
+    lost = LostCodes(index)
+
+    def run(members: Sequence[OutputPlan]) -> Mapping[str, Forecast]:
+        lost.begin_run()
+        return _RunForecast(members, index, catalog, plans.stages, hold_limit, total, lost).found()
+
     for level in plans.levels():
         members = [prepared[plan.output.name] for plan in level]
         found |= {member.name: _unchanged(member.plan) for member in members if is_settled(member)}
         pending = [member.plan for member in members if not is_settled(member)]
         for stage, is_certain in _lost_stages(pending, plans, prepared, index, catalog).items():
             if found[stage].unchanged:
-                again = _RunForecast([prepared[stage].plan], index, catalog, plans.stages, hold_limit, total).found()
+                again = run([prepared[stage].plan])
                 runs.append(again if is_certain else {stage: _at_most(again[stage])})
                 found |= runs[-1]
         if pending:
-            runs.append(_RunForecast(pending, index, catalog, plans.stages, hold_limit, total).found())
+            runs.append(run(pending))
             found |= runs[-1]
     _count_headers(runs, prepared, index, total)
     return BuildForecast(outputs={plan.output.name: found[plan.output.name] for plan in plans.plans}, total=total)
@@ -202,7 +208,9 @@ class _RunForecast:
         stages: Collection[str],
         hold_limit: int,
         total: Moves,
+        lost: LostCodes,
     ) -> None:
+        self._lost = lost
         self._total = total
         self._plans = plans
         self._index = index
@@ -222,12 +230,12 @@ class _RunForecast:
         left = self._staged()
         maker = GroupMaker(self._index, self._catalog, self._shards, left)
         groups = maker.groups(self._pending())
-        store, lost = StatisticStore(self._catalog), LostCodes(self._index)
+        store = StatisticStore(self._catalog)
         for group in groups:
             for work in group.works:
                 self._works[work.plan.output.name, work.name] = work
             GroupReads(
-                group, self._index, store, self._moves, self._total, self._stages, self._hold_limit, lost
+                group, self._index, store, self._moves, self._total, self._stages, self._hold_limit, self._lost
             ).count()
         self._count_hashing(maker.hashing(self._sources(), groups))
         return {plan.output.name: self._forecast(plan) for plan in self._plans}

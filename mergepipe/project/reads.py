@@ -94,6 +94,7 @@ class GroupReads:
             moves = self._moves[work.plan.output.name]
             # What is read of an input counts for the first output that turns out to need it.
             moves.exact &= self._doubtful.isdisjoint(key for key in work.inputs if key is not None)
+            moves.exact &= not self._lost.may_be_back(self._group)
             moves.bounded &= self._rounds.bounded
 
     # --- merging --------------------------------------------------------------------------------------------------
@@ -258,13 +259,13 @@ class GroupReads:
 
     def _count_index(self) -> None:
         """Count what else is read and not merged: all of what is cold, and the blocks that only statistics need."""
-        works = self._group.works
+        works, coded = self._group.works, recoded_blocks(self._group, self._lost)
         for key, source in self._group.inputs.items():
-            found = self._rounds.index_reads(key, self._read.get(key, _NONE))
-            self._add_index(works, key, source.ref.source, found.nbytes, found.doubtful)
-        for stored, blocks in recoded_blocks(self._group, self._index, self._lost).items():
-            given = self._group.inputs[stored]
-            self._add_index(works, stored, given.ref.source, blocks_bytes(given.grid, blocks))
+            # Whoever makes codes reads all that is cold beside them.
+            before = coded.get(key, _NONE) | self._rounds.cold_blocks(key) if coded else _NONE
+            found = self._rounds.index_reads(key, self._read.get(key, _NONE), before)
+            count = found.nbytes + blocks_bytes(source.grid, before)
+            self._add_index(works, key, source.ref.source, count, found.doubtful)
         for key, adapter in self._group.adapters.items():
             factors = adapter.factors
             if id(factors) not in self._read and (factors.a.known is None or factors.b.known is None):

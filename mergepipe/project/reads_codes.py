@@ -123,11 +123,31 @@ def _stored(group: Group, work: TensorWork) -> set[InputKey | None]:
 
 
 class LostCodes:
-    """Says of which deltas that budgets may buy levels of the packs may be gone: made before, they are made again."""
+    """Says which packs are gone, or may be, of deltas that were coded before: they are made again.
+
+    One is kept for all runs of a build: what the first of them makes, the next ones have.
+    """
 
     def __init__(self, index: SourceIndex) -> None:
         self._index = index
         self._any: bool | None = None
+        self._made: set[bytes] = set()
+        self._made_before: set[bytes] = set()
+
+    def begin_run(self) -> None:
+        """Begin the next run of the build."""
+        self._made_before |= self._made
+
+    def of(self, group: Group) -> list[CodeInput]:
+        """Return those of the codes that a group reads of which the packs are not there now."""
+        codes = self._index.codes
+        found = [code for code in group.codes.values() if not code.is_given and not codes.has_pack(code.stored)]
+        self._made.update(code.stored for code in found)
+        return found
+
+    def may_be_back(self, group: Group) -> bool:
+        """Return whether an earlier run may have made any of these again."""
+        return any(code.stored in self._made_before for code in group.codes.values())
 
     def may_have(self, coded: Coded) -> bool:
         """Return whether a delta may be one of them; while its content is not known, it may be any."""
@@ -141,14 +161,13 @@ class LostCodes:
         return self._any
 
 
-def recoded_blocks(group: Group, index: SourceIndex, lost: LostCodes) -> dict[InputKey, set[int]]:
+def recoded_blocks(group: Group, lost: LostCodes) -> dict[InputKey, set[int]]:
     """Return by input the blocks that are read to make the packs of a group again that are gone."""
     found: dict[InputKey, set[int]] = {}
-    for code in group.codes.values():
-        if not code.is_given and not index.codes.has_pack(code.stored):
-            blocks = set(_differing(code))
-            found.setdefault(code.base.key, set()).update(blocks)
-            found.setdefault(code.expert.key, set()).update(blocks)
+    for code in lost.of(group):
+        blocks = set(_differing(code))
+        found.setdefault(code.base.key, set()).update(blocks)
+        found.setdefault(code.expert.key, set()).update(blocks)
     for work in (work for work in group.works if work.plan.is_pending):
         for coded in coded_slots(work.plan, work.recipe.tensor):
             if not coded.expert.coded_only and lost.may_have(coded):

@@ -157,16 +157,23 @@ class Rounds:
         doubtful = sum(blocks_bytes(grid, read.get(key, _NONE)) for read in self._survey_later.values())
         return IndexReads((grid.nbytes if key in self._surveyed else 0) + doubtful, doubtful)
 
-    def index_reads(self, key: InputKey, merged: Set[int]) -> IndexReads:
+    def cold_blocks(self, key: InputKey) -> Set[int]:
+        """Return the blocks of an input that the first pass behind a survey reads to know what they hold."""
+        source = self._group.inputs[key]
+        return missing_blocks(source) if self._is_cold(source) and key not in self._surveyed else _NONE
+
+    def index_reads(self, key: InputKey, merged: Set[int], coded: Set[int]) -> IndexReads:
         """Return what is read of an input and not merged.
 
         Parameters
         ----------
         merged
             The blocks that are read to be merged.
+        coded
+            Those that were read before to make codes: what they hold is known.
         """
         source, nbytes, doubtful = self._group.inputs[key], 0, 0
-        cold = missing_blocks(source) if self._is_cold(source) and key not in self._surveyed else _NONE
+        cold = self.cold_blocks(key) - coded
         if not self._has_passes:  # what is cold is hashed as it is merged
             return IndexReads(blocks_bytes(source.grid, cold - merged), 0)
         kept = self._kept_blocks

@@ -7,10 +7,10 @@ import pytest
 from laws.test_custom_operators import CustomProject
 from laws.test_plan_tells import done, told
 from support.adapters import add_adapter, factors
-from support.checkpoints import random_tensors
+from support.checkpoints import random_tensors, read_checkpoint
 from support.cli import run_mergepipe
 from support.every_operator import RECIPES
-from support.levels import levels_project
+from support.levels import levels_project, near
 from support.projects import SmallProject
 from support.quick import every
 
@@ -246,6 +246,32 @@ def test_what_a_stage_turns_out_to_be_may_have_a_code_that_is_gone(tmp_path):
     project.set_output("stage", before)
     project.set_output("m", project.outputs["m"] | {"params": {"weight": 0.4}})
     check(project, None)
+
+
+def test_what_is_cold_is_read_beside_codes_that_are_made_again_and_once_more_to_merge(tmp_path):
+    project = levels_project(tmp_path)
+    project.build()
+    shutil.rmtree(project.cache / "progressive")
+    project.set_output("m", project.outputs["m"] | {"params": {"weight": 0.4}})
+    project.add_source("e4", near(4, read_checkpoint(project.root / project.sources["base"])))
+    project.set_output("l", {"operator": "linear", "experts": ["e4", "e3"]})
+    check(project, None)
+
+
+def test_a_code_that_a_stage_makes_again_is_there_for_what_is_made_from_it(tmp_path):
+    project = levels_project(tmp_path, "60%")
+    project.set_output("top", project.outputs["m"] | {"experts": ["m", "e1"]})
+    project.build()
+    shutil.rmtree(project.cache / "progressive")
+    for pack in (project.cache / "packs").iterdir():
+        pack.unlink()
+    project.set_output("top", project.outputs["top"] | {"params": {"weight": 0.4}})
+    planned = project.open().plan()
+    built = project.build().outputs
+    assert planned.outputs["m"].next_build.exact
+    assert told(planned.outputs["m"])[:3] == done(built["m"])[:3]
+    assert not planned.outputs["top"].next_build.exact
+    assert planned.outputs["top"].next_build.index_bytes > built["top"].index_bytes_read
 
 
 # --- custom operators ---------------------------------------------------------------------------------------------
