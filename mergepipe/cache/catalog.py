@@ -51,6 +51,7 @@ class Catalog:
         opened = open_database(layout.catalog, create=create)
         self._db, self.state, self.notice = opened.connection, opened.state, opened.notice
         self._candidates: dict[object, tuple[Result, ...]] = {}  # until something is written
+        self._packs_there: dict[str, bool] = {}  # the same
 
     @property
     def is_writable(self) -> bool:
@@ -83,6 +84,7 @@ class Catalog:
         """
         assert self._db is not None, "the catalog is open for reading only"
         self._candidates.clear()
+        self._packs_there.clear()
         if self._db.in_transaction:
             yield self._db
             return
@@ -204,11 +206,16 @@ class Catalog:
         return self.results([key]).get(key)
 
     def results(self, keys: Iterable[bytes]) -> dict[bytes, Result]:
-        """Return finished tensors by their action keys: those of these that there are, as `result` returns each."""
+        """Return finished tensors by their action keys: those of these that there are, as `result` returns each.
+
+        What lies in a pack that somebody removed is not there.
+        """
         found: dict[bytes, Result] = {}
         query, order = f"SELECT {_RESULT_COLUMNS}, seal FROM results WHERE key IN", "ORDER BY key, pack, tensor"
         for row in self.rows_of_keys(query, list(keys), order):
-            found.setdefault(row[0], _result(row))
+            result = _result(row)
+            if self.has_pack(result.pack):
+                found.setdefault(result.key, result)
         return found
 
     def candidates(self, output: str, tensor: str, recipe: bytes, shape: tuple[int, ...]) -> tuple[Result, ...]:
@@ -225,7 +232,7 @@ class Catalog:
                 " ORDER BY output = ? DESC, rowid DESC LIMIT ?",
                 wanted,
             )
-            found = self._candidates[wanted] = tuple(_result(row) for row in rows)
+            found = self._candidates[wanted] = tuple(r for r in map(_result, rows) if self.has_pack(r.pack))
         return found
 
     def record_pack(self, name: str, identity: FileIdentity, results: Iterable[Result], staged: str) -> None:
@@ -269,6 +276,13 @@ class Catalog:
                 "UPDATE packs SET size = ?, mtime_ns = ?, ctime_ns = ?, inode = ? WHERE name = ?",
                 (identity.size, identity.mtime_ns, identity.ctime_ns, identity.inode, name),
             )
+
+    def has_pack(self, name: str) -> bool:
+        """Return whether a pack lies in the cache, whatever is known of it; until something is written, it stays so."""
+        found = self._packs_there.get(name)
+        if found is None:
+            found = self._packs_there[name] = os.path.lexists(self.layout.packs / f"{name}.safetensors")
+        return found
 
     def pack_identity(self, name: str) -> FileIdentity | None:
         """Return what a pack looked like when it was last checked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Collection, Mapping
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mergepipe.cache.layout import CODE_FILE, CODE_SCRAP, CacheLayout
 from mergepipe.errors import PackError, StorageError, fail_storage
+from mergepipe.fsio.durable import remove_tree
 from mergepipe.progressive.levels import pack_key
 from mergepipe.values import dataclass
 
@@ -94,6 +96,16 @@ def has_codes(layout: CacheLayout) -> bool:
         If the file system refuses.
     """
     return any(map(CODE_FILE.fullmatch, _names(layout)))
+
+
+def drop_scraps(layout: CacheLayout) -> None:
+    """Remove what killed processes left of packs in the making; the caller holds the cache.
+
+    What cannot be removed stays: it takes room, and nobody reads it.
+    """
+    with contextlib.suppress(StorageError):
+        for name in filter(CODE_SCRAP.fullmatch, _names(layout)):
+            remove_tree(layout.progressive / name)
 
 
 def _names(layout: CacheLayout) -> list[str]:

@@ -60,6 +60,7 @@ class GivenCodes:
         self._geometry = geometry
         self._found: dict[Path, GivenCode] = {}
         self._read: dict[str, int] = {}
+        self._counted: set[str] = set()
 
     def standalone(self, source: str) -> Standalone | None:
         """Return what makes a source a progressive checkpoint; None for any other source."""
@@ -92,9 +93,14 @@ class GivenCodes:
             found[code.source] = found.get(code.source, 0) + code.header.nbytes
         return found
 
+    def is_counted(self, source: str) -> bool:
+        """Return whether headers of a source were read for a run of the engine (`take_read`)."""
+        return source in self._counted
+
     def take_read(self, sources: Container[str]) -> dict[str, int]:
         """Return by source the bytes of the headers of these that were read since the last call that asked for them."""
         found = {source: count for source, count in self._read.items() if source in sources}
+        self._counted.update(found)
         self._read = {source: count for source, count in self._read.items() if source not in sources}
         return found
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.records import Result
 from mergepipe.checkpoints.geometry import Geometry, grid
 from mergepipe.checkpoints.safetensors import read_header
@@ -141,20 +140,6 @@ class PackStore:
                 crash_point("packs.quarantined")
         except OSError as error:
             fail_storage(error, self.path(name), "quarantine")
-
-
-class PresentPacks:
-    """Which packs lie in a cache, whatever the catalog says; each is looked for once."""
-
-    def __init__(self, layout: CacheLayout) -> None:
-        self._layout = layout
-        self._known: dict[str, bool] = {}
-
-    def has(self, name: str) -> bool:
-        """Return whether there is a pack of this name."""
-        if name not in self._known:
-            self._known[name] = (self._layout.packs / f"{name}.safetensors").exists()
-        return self._known[name]
 
 
 def hash_shard(path: Path, geometry: Geometry) -> bytes | None:

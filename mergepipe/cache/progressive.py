@@ -115,9 +115,10 @@ class CodeStore:
         except OSError:
             return self.path(key).is_file()
 
-    def lacks_packs(self) -> bool:
-        """Return whether any pack is gone of which it is known what its levels come to."""
-        return any(not self.has_pack(key) for (key,) in self._catalog.rows("SELECT key FROM codes", ()))
+    def has_lost_packs(self) -> bool:
+        """Return whether of any delta it is known what its levels come to, and its pack is not there."""
+        rows = self._catalog.rows("SELECT key FROM codes", ())
+        return not all(isinstance(key, bytes) and self.has_pack(key) for (key,) in rows)
 
     def record(self, key: bytes, header: PackHeader) -> CodePrices:
         """Take down what a finished pack comes to; it is kept for good by the next `flush`.

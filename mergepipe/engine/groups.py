@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.packs import PresentPacks
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.checkpoints.safetensors import TensorInfo
@@ -44,15 +43,13 @@ class GroupMaker:
         self._codes = index.codes
         self._shards = shards
         self._staged = staged
-        self._packs = PresentPacks(catalog.layout)
         self._places: dict[tuple[str, int], str] = {}
 
     def work(self, plan: OutputPlan, tensor: TensorPlan) -> TensorWork:
         """Return the work for one output tensor."""
         name = (plan.output.name, tensor.name)
         earlier = self._catalog.candidates(plan.output.name, tensor.name, tensor.recipe, tensor.shape)
-        # One whose pack is gone would be missed when the shard is finished, and its inputs read a second time.
-        holdings = [Holding.of_result(result) for result in earlier if self._packs.has(result.pack)]
+        holdings = [Holding.of_result(result) for result in earlier]
         if name in self._staged:
             holdings.insert(0, Holding.of_staged(self._staged[name]))
         return TensorWork(

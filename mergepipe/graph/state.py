@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.packs import PresentPacks
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.graph.inputs import slot_digest
 from mergepipe.graph.keys import tensor_key
@@ -12,10 +11,9 @@ from mergepipe.plan.values import OutputPlan, TensorPlan
 
 
 def tensor_nodes(plan: OutputPlan, index: SourceIndex, catalog: Catalog) -> tuple[TensorNode, ...]:
-    """Return the node of every tensor of an output, in the plan's order; a result whose pack is gone is none."""
-    keys, packs = tensor_keys(plan, index), PresentPacks(catalog.layout)
-    known = catalog.results(key for _, key in keys if key is not None)
-    results = {key: result for key, result in known.items() if packs.has(result.pack)}
+    """Return the node of every tensor of an output, in the plan's order."""
+    keys = tensor_keys(plan, index)
+    results = catalog.results(key for _, key in keys if key is not None)
     return tuple(
         TensorNode(output=plan.output.name, tensor=name, key=key, result=results.get(key) if key is not None else None)
         for name, key in keys

@@ -116,7 +116,12 @@ def prepare(plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog
 
 def prepare_again(prepared: Prepared, plans: Plans, index: SourceIndex, catalog: Catalog) -> Prepared:
     """Look again at an output that is made from stages, now that their content is known."""
-    if prepared.unchanged or prepared.forced or not plans.stages_of(prepared.plan):
+    return looked_at_again(prepared, plans, index, catalog) if plans.stages_of(prepared.plan) else prepared
+
+
+def looked_at_again(prepared: Prepared, plans: Plans, index: SourceIndex, catalog: Catalog) -> Prepared:
+    """Look again at an output, now that more is known of what it is made from."""
+    if prepared.unchanged or prepared.forced:
         return prepared
     return _again(prepared, prepared.plan, plans, index, catalog)
 

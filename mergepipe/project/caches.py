@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
+from mergepipe.cache.code_files import drop_scraps
 from mergepipe.cache.layout import CacheLayout
 from mergepipe.checkpoints.geometry import GEOMETRY_1, Geometry
 from mergepipe.errors import CacheError, StorageError
 from mergepipe.fsio.locks import exclusive
-from mergepipe.project.caches_used import references
+from mergepipe.project.caches_used import references, remember_project
 from mergepipe.project.reports import CacheInfo, PruneReport
 from mergepipe.reporting import Reporter, SilentReporter
 
@@ -212,3 +213,18 @@ def opened(layout: CacheLayout, geometry: Geometry, reporter: Reporter, *, creat
         yield catalog
     finally:
         catalog.close()
+
+
+@contextlib.contextmanager
+def writing(
+    layout: CacheLayout, lock_path: Path, geometry: Geometry, reporter: Reporter
+) -> Iterator[tuple[Catalog, bool]]:
+    """Hold the cache for a project and open its catalog for writing; also say whether another process was waited for.
+
+    What killed processes left of packs in the making goes: nobody goes on with that, and no other process writes here.
+    """
+    layout.create()
+    with holding(layout, reporter) as waited, opened(layout, geometry, reporter, create=True) as catalog:
+        remember_project(layout, lock_path)
+        drop_scraps(layout)
+        yield catalog, bool(waited)

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.packs import PresentPacks
+from mergepipe.cache.layout import CacheLayout
 from mergepipe.cache.records import StagedTensor
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
@@ -22,8 +23,10 @@ from mergepipe.plan.sampling import whole_sources
 from mergepipe.plan.values import OutputPlan, TensorPlan, first_users
 from mergepipe.project.build import Prepared
 from mergepipe.project.levels import recorded_content
-from mergepipe.project.reads import GroupReads, Moves, count_clean
-from mergepipe.project.reads_codes import PackRoom, Recoding
+from mergepipe.project.moves import Moves
+from mergepipe.project.reads import GroupReads
+from mergepipe.project.reads_cached import count_clean
+from mergepipe.project.reads_codes import LostCodes, PackRoom
 from mergepipe.project.stages import Plans
 from mergepipe.values import dataclass
 
@@ -91,17 +94,23 @@ def forecast(
     found: dict[str, Forecast] = {}
     total = Moves()
     runs: list[Mapping[str, Forecast]] = []
+    lost = LostCodes(index)
+
+    def run(members: Sequence[OutputPlan]) -> Mapping[str, Forecast]:
+        lost.begin_run()
+        return _RunForecast(members, index, catalog, plans.stages, hold_limit, total, lost).found()
+
     for level in plans.levels():
         members = [prepared[plan.output.name] for plan in level]
         found |= {member.name: _unchanged(member.plan) for member in members if is_settled(member)}
         pending = [member.plan for member in members if not is_settled(member)]
-        for stage in _lost_stages(pending, plans, prepared, index, catalog):
+        for stage, is_certain in _lost_stages(pending, plans, prepared, index, catalog).items():
             if found[stage].unchanged:
-                again = [prepared[stage].plan]
-                runs.append(_RunForecast(again, index, catalog, plans.stages, hold_limit, total).found())
+                again = run([prepared[stage].plan])
+                runs.append(again if is_certain else {stage: _at_most(again[stage])})
                 found |= runs[-1]
         if pending:
-            runs.append(_RunForecast(pending, index, catalog, plans.stages, hold_limit, total).found())
+            runs.append(run(pending))
             found |= runs[-1]
     _count_headers(runs, prepared, index, total)
     return BuildForecast(outputs={plan.output.name: found[plan.output.name] for plan in plans.plans}, total=total)
@@ -112,7 +121,8 @@ def _count_headers(
 ) -> None:
     """Count the headers of progressive checkpoints, as the engine does for the first output that uses each.
 
-    A build has read all of them before its first run: to plan, and to know what it does.
+    A build has read all of them before its first run: to plan, and to know what it does. Of those that were read just
+    now to measure what a budget is planned from, it may need no more than some.
     """
     read = index.given.headers_read()
     for run in runs:
@@ -121,6 +131,7 @@ def _count_headers(
                 count = read.pop(source)
                 found.moves.add_index(source, count)
                 total.add_index(source, count)
+                found.moves.exact &= not index.given.is_counted(source)
 
 
 def _lost_stages(
@@ -129,37 +140,48 @@ def _lost_stages(
     prepared: Mapping[str, Prepared],
     index: SourceIndex,
     catalog: Catalog,
-) -> list[str]:
+) -> dict[str, bool]:
     """Return the stages that these outputs read and whose packs are gone, each behind those that it is made from.
 
-    They are built again, though they are what they should be.
+    They are built again, though they are what they should be: for certain, or if their reader turns out to need them.
     """
-    lost: dict[str, None] = {}
+    lost: dict[str, bool] = {}
     for plan in pending:
-        for stage in _read_stages(plan, plans, index, catalog):
+        runs = _is_run(prepared[plan.output.name], plans, index)
+        for stage, is_read in _read_stages(plan, plans, index, catalog).items():
             content = recorded_content(prepared[stage]) if is_settled(prepared[stage]) else None
             packs = [catalog.layout.packs / f"{pack}.safetensors" for pack in content.packs] if content else []
             if content is not None and not (content.blocks and all(pack.exists() for pack in packs)):
-                again = prepared[stage].plan
-                lost |= dict.fromkeys([*_lost_stages([again], plans, prepared, index, catalog), stage])
-    return list(lost)
+                again = _lost_stages([prepared[stage].plan], plans, prepared, index, catalog)
+                for name, is_certain in (again | {stage: True}).items():
+                    lost[name] = lost.get(name, False) or (runs and is_read and is_certain)
+    return lost
 
 
-def _read_stages(plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog) -> set[str]:
-    """Return the stages that the tensors of an output read which are not clean."""
+def _is_run(prepared: Prepared, plans: Plans, index: SourceIndex) -> bool:
+    """Return whether an output that is not settled cannot turn out to be what it should when its stages are there."""
+    known = all(index.digest(stage) is not None for stage in plans.stages_of(prepared.plan))
+    return known or prepared.known is None or prepared.forced
+
+
+def _read_stages(plan: OutputPlan, plans: Plans, index: SourceIndex, catalog: Catalog) -> dict[str, bool]:
+    """Return the stages that the tensors of an output read which are not clean, and of each whether that is certain."""
     stages = set(plans.stages_of(plan))
+    found: dict[str, bool] = {}
     if not stages:
-        return stages
-    nodes = tensor_nodes(plan, index, catalog)
-    return {
-        ref.source
-        for tensor, node in zip(plan.tensors, nodes, strict=True)
-        if node.state is not State.CACHED
-        for slot in tensor.slots
-        if slot is not None
-        for ref in slot.stored
-        if ref.source in stages
-    }
+        return found
+    for tensor, node in zip(plan.tensors, tensor_nodes(plan, index, catalog), strict=True):
+        read = (ref.source for slot in tensor.slots if slot is not None for ref in slot.stored)
+        for stage in read if node.state is not State.CACHED else ():
+            if stage in stages:
+                found[stage] = found.get(stage, False) or node.state is State.DIRTY
+    return found
+
+
+def _at_most(found: Forecast) -> Forecast:
+    """Return the forecast of an output that may not be built: nothing of it is certain."""
+    found.moves.exact = False
+    return replace(found, certain_bytes=0, code_bytes=0)
 
 
 def is_settled(prepared: Prepared) -> bool:
@@ -186,16 +208,16 @@ class _RunForecast:
         stages: Collection[str],
         hold_limit: int,
         total: Moves,
+        lost: LostCodes,
     ) -> None:
+        self._lost = lost
         self._total = total
         self._plans = plans
         self._index = index
         self._catalog = catalog
         self._stages = stages
         self._hold_limit = hold_limit
-        self._packs = PresentPacks(catalog.layout)
         self._room = PackRoom(index)
-        self._recoding = Recoding(index)
         self._moves = {plan.output.name: Moves() for plan in plans}
         self._works: dict[Named, TensorWork] = {}
         self._shards: dict[Named, StagedShard] = {}
@@ -213,14 +235,7 @@ class _RunForecast:
             for work in group.works:
                 self._works[work.plan.output.name, work.name] = work
             GroupReads(
-                group,
-                self._index,
-                store,
-                self._moves,
-                self._total,
-                self._stages,
-                self._hold_limit,
-                self._recoding,
+                group, self._index, store, self._moves, self._total, self._stages, self._hold_limit, self._lost
             ).count()
         self._count_hashing(maker.hashing(self._sources(), groups))
         return {plan.output.name: self._forecast(plan) for plan in self._plans}
@@ -253,7 +268,12 @@ class _RunForecast:
         return pending
 
     def _sources(self) -> list[str]:
-        sources = dict.fromkeys(source for plan in self._plans for source in whole_sources(plan))
+        """Return the sources that are read whole, and are not known as soon as they are built.
+
+        What samples are taken of before a budget is resolved counts as if it were read whole.
+        """
+        read = (plan.sources if plan.is_pending else whole_sources(plan) for plan in self._plans)
+        sources = dict.fromkeys(source for some in read for source in some)
         return [source for source in sources if source not in self._stages]
 
     def _count_hashing(self, groups: Iterable[object]) -> None:
@@ -287,7 +307,14 @@ class _RunForecast:
                 coded, made = self._room.of(plan, tensor, is_new=not work.candidates)
                 needed += coded
                 codes += made
-        return Forecast(unchanged=False, moves=moves, cache_bytes=needed, certain_bytes=certain, code_bytes=codes)
+        back = sum(map(_taken, other_layouts(plan, self._catalog.layout)))
+        return Forecast(
+            unchanged=False,
+            moves=moves,
+            cache_bytes=max(0, needed - back),
+            certain_bytes=max(0, certain - back),
+            code_bytes=codes,
+        )
 
     def _is_there(self, plan: OutputPlan, shard: Shard) -> bool:
         """Return whether a pack with the shard's content is there: all of its blocks are known to be held."""
@@ -302,7 +329,7 @@ class _RunForecast:
                 digests.append(tensor_digest(tensor.dtype, tensor.shape, bytes(self._works[name].digests)))
             else:
                 return False
-        return self._packs.has(shard.digest(digests).hex())
+        return self._catalog.has_pack(shard.digest(digests).hex())
 
     def _is_made(self, plan: OutputPlan, shard: Shard) -> bool:
         """Return whether some tensor of a shard must be made anew, whatever its inputs turn out to be."""
@@ -316,11 +343,7 @@ class _RunForecast:
 
         What cannot be gone on with is removed right before the shard is begun, so that its room comes back.
         """
-        staged = self._shards[plan.output.name, shard.tensors[0].name]
-        try:
-            return staged.path.stat().st_blocks * 512
-        except FileNotFoundError:  # a build that runs made a pack of it, or removed it
-            return 0
+        return _taken(self._shards[plan.output.name, shard.tensors[0].name].path)
 
     def _moved(self, plan: OutputPlan, shard: Shard) -> int:
         """Return the bytes of a shard that are copied from packs."""
@@ -333,3 +356,22 @@ class _RunForecast:
             extents = [work.recipe.grid.byte_range(b) for b, held in work.holdings.items() if held.result is not None]
             count += sum(stop - start for start, stop in extents)
         return count
+
+
+def other_layouts(plan: OutputPlan, layout: CacheLayout) -> list[Path]:
+    """Return the staged shards that killed builds left of layouts which an output no longer has.
+
+    A build removes them, before it begins where there may be too little room.
+    """
+    from mergepipe.engine.staging import abandoned, staged_name
+
+    own = {staged_name(plan.output.name, shard) for shard in plan.layout.shards}
+    return [path for path in abandoned(layout.staging, plan.output.name) if path.stem not in own]
+
+
+def _taken(path: Path) -> int:
+    """Return the bytes on the disk that a file takes."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:  # a build that runs made a pack of it, or removed it
+        return 0

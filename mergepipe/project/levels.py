@@ -26,7 +26,7 @@ from mergepipe.lockfile.reader import parse_lock
 from mergepipe.plan.stages import placed
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.budgets import planned
-from mergepipe.project.build import Prepared, block_digests, prepare_again, prepare_resolved
+from mergepipe.project.build import Prepared, block_digests, looked_at_again, prepare_again, prepare_resolved
 from mergepipe.project.stages import Plans
 from mergepipe.reporting import Reporter
 from mergepipe.values import dataclass
@@ -167,14 +167,22 @@ class LevelBuilder:
         ]
 
     def measure(self, prepared: Mapping[str, Prepared]) -> dict[str, Prepared]:
-        """Measure what is needed to resolve the budgets of outputs, and look at these again; nothing is built.
+        """Measure what is needed to resolve the budgets of outputs, and look at all again; nothing is built.
 
-        Those that are made from stages which are not built stay unresolved.
+        Those that are made from stages which are not built stay unresolved. Others may turn out to be what they should:
+        what was read is known to all that are made from it.
         """
         for member in prepared.values():
             self.introduce(member)
         ready = [p for p in prepared.values() if p.plan.is_pending and self.can_measure(p.plan)]
-        return {**prepared, **{member.name: member for member in self._resolve_all(ready)}}
+        if not ready:
+            return dict(prepared)
+        measured = {member.name: member for member in self._resolve_all(ready)}
+        found = {}
+        for name, member in prepared.items():  # what an output is made from stands before it
+            found[name] = measured.get(name) or looked_at_again(member, self._plans, self._index, self._catalog)
+            self.introduce(found[name])
+        return found
 
     def can_measure(self, plan: OutputPlan) -> bool:
         """Return whether the bytes of all sources of an output are there, without building any of them."""

@@ -23,6 +23,7 @@ from mergepipe.project import build as steps
 from mergepipe.project.budgets import PENDING
 from mergepipe.project.forecast import Forecast, forecast
 from mergepipe.project.levels import introduce
+from mergepipe.project.moves import expert_name
 from mergepipe.project.plan_report import (
     DiskReport,
     Loss,
@@ -31,7 +32,6 @@ from mergepipe.project.plan_report import (
     PlannedOutput,
     PlanReport,
 )
-from mergepipe.project.reads import expert_name
 from mergepipe.project.reports import bound_of, budget_notes
 from mergepipe.project.room import disk_space
 from mergepipe.project.stages import Plans

@@ -7,9 +7,7 @@ read is counted, and the figures are marked as upper limits.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import field
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.cache.statistics import StatisticStore
@@ -17,83 +15,26 @@ from mergepipe.digest import DIGEST_SIZE
 from mergepipe.engine.work import Group, InputKey, TensorWork
 from mergepipe.errors import OperatorError
 from mergepipe.graph.alike import alike_blocks, block_digests, blocks_bytes
-from mergepipe.graph.blocks import BlockPlan, TensorRecipe, plan_block
+from mergepipe.graph.blocks import BlockPlan, plan_block
 from mergepipe.graph.inputs import slot_blocks
 from mergepipe.graph.reductions import KnownReduction, known_reduction
 from mergepipe.operators.contract import Reduction
-from mergepipe.plan.values import Decision, InputRef, OutputPlan, TensorPlan
-from mergepipe.project.reads_codes import CodeSizes, Recoding, coded_ref, most_bytes, open_codes
+from mergepipe.plan.values import InputRef
+from mergepipe.project.moves import Moves, expert_name
+from mergepipe.project.reads_cached import count_cached, count_cached_factors
+from mergepipe.project.reads_codes import (
+    CodeSizes,
+    LostCodes,
+    coded_ref,
+    codes_beside,
+    in_levels,
+    most_code_bytes,
+    recoded_blocks,
+)
 from mergepipe.project.reads_rounds import Rounds
-from mergepipe.values import dataclass
 
 _NONE: frozenset[int] = frozenset()
 _WHOLE = frozenset((0,))
-
-
-@dataclass(slots=True, kw_only=True)
-class Moves:
-    """What a run does for one output, counted as the engine's meter counts it.
-
-    Attributes
-    ----------
-    to_read, cached, index
-        By expert: bytes of its blocks to be read to merge; bytes of planned blocks whose results are in the cache; and
-        bytes that are read only to index it, or to take statistics.
-    expert_bytes, base_bytes, index_bytes, written
-        As in `mergepipe.engine.meter.Meter`.
-    computed, copied, reused
-        Output blocks.
-    merged_bytes, measured_bytes
-        Bytes of inputs and results of the blocks that are computed, and of inputs of those whose statistics are taken:
-        what time is estimated from.
-    moved_bytes
-        Bytes of results that are copied from packs.
-    doubtful_bytes
-        Bytes of `index_bytes` that are read only if statistics take more rounds than they mostly do.
-    exact
-        Whether all figures follow from what is known; otherwise they are upper limits. `index_bytes` alone may be
-        passed, by what is counted as read to merge and turns out not to be merged: what is read in all is not.
-    bounded
-        False where nobody knows how often a custom operator goes through its inputs: then what is read is no limit.
-    """
-
-    to_read: dict[str, int] = field(default_factory=dict)
-    cached: dict[str, int] = field(default_factory=dict)
-    index: dict[str, int] = field(default_factory=dict)
-    expert_bytes: int = 0
-    base_bytes: int = 0
-    index_bytes: int = 0
-    written: int = 0
-    computed: int = 0
-    copied: int = 0
-    reused: int = 0
-    merged_bytes: int = 0
-    measured_bytes: int = 0
-    moved_bytes: int = 0
-    doubtful_bytes: int = 0
-    exact: bool = True
-    bounded: bool = True
-
-    def add_index(self, source: str, count: int, doubtful: int = 0) -> None:
-        """Count bytes of a source that are read only to index it, or to take statistics."""
-        self.doubtful_bytes += doubtful
-        if count:
-            self.index_bytes += count
-            _add(self.index, source, count)
-
-
-def expert_name(plan: OutputPlan, tensor: TensorPlan, slot: int, ref: InputRef) -> str:
-    """Return the expert that the bytes of an input count for: what stands for one may be another's."""
-    experts = plan.parts[tensor.part].experts
-    named = {expert.source for part in plan.parts for expert in part.experts}
-    return ref.source if ref.source in named or not slot else experts[slot - 1].source
-
-
-def expert_cost(plan: OutputPlan, tensor: TensorPlan) -> Iterator[tuple[str, int]]:
-    """Yield expert and bytes of a full read for every expert of a tensor."""
-    for slot, ref in enumerate(tensor.slots):
-        if slot and ref is not None:
-            yield expert_name(plan, tensor, slot, ref), plan.expert_cost(tensor, ref)[0]
 
 
 class GroupReads:
@@ -107,8 +48,8 @@ class GroupReads:
         Where what is read is added: by output name, and for all of them together.
     hold_limit
         Bytes that a group may keep in memory between its passes.
-    recoding
-        That of the run.
+    lost
+        Which codes may have to be made again.
     """
 
     def __init__(
@@ -120,10 +61,10 @@ class GroupReads:
         total: Moves,
         stages: Iterable[str],
         hold_limit: int,
-        recoding: Recoding,
+        lost: LostCodes,
     ) -> None:
-        self._recoding = recoding
         self._group = group
+        self._lost = lost
         self._index = index
         self._store = store
         self._moves = moves
@@ -133,6 +74,8 @@ class GroupReads:
         self._read: dict[object, set[int]] = {}
         self._claimed: dict[object, set[int]] = {}
         self._own: dict[object, set[int]] = {}
+        # Inputs that it may read in levels, whoever reads them whole.
+        self._apart: Set[object] = _NONE
         self._doubtful: set[InputKey | None] = set()  # the inputs of what is not certain
         self._rounds = Rounds(group, frozenset(stages), hold_limit)
         self._codes = CodeSizes(index)
@@ -141,14 +84,17 @@ class GroupReads:
         """Go through the group: its tensors in order, then what is read for nothing but digests and statistics."""
         for work in self._group.works:
             self._count_work(work)
-        self._count_codes_beside()
-        self._rounds.add_survey(work for work in self._group.works if work.plan.is_pending)
+        for work, coded in codes_beside(self._group):
+            expert = expert_name(work.plan, work.recipe.tensor, coded.slot, coded.expert)
+            self._total.add_read(expert, most_code_bytes(coded, self._index))
+        self._count_survey([work for work in self._group.works if work.plan.is_pending])
         self._count_index()
         self._total.bounded &= self._rounds.bounded
         for work in self._group.works:
             moves = self._moves[work.plan.output.name]
             # What is read of an input counts for the first output that turns out to need it.
             moves.exact &= self._doubtful.isdisjoint(key for key in work.inputs if key is not None)
+            moves.exact &= not self._lost.may_be_back(self._group)
             moves.bounded &= self._rounds.bounded
 
     # --- merging --------------------------------------------------------------------------------------------------
@@ -168,6 +114,7 @@ class GroupReads:
         if not certain:
             self._doubtful.update(work.inputs)
         self._own = {}
+        self._apart = in_levels(work)
         made = moves.computed + moves.copied
         if certain and work.candidates:
             self._count_one_by_one(work, known, reduction, moves)
@@ -176,7 +123,7 @@ class GroupReads:
                 self._make(work, alike.plan, alike.blocks, moves)
         if work.plan.is_pending and tensor.anchored:  # the base stands for what the budget will leave out
             self._make_up(work, moves)
-        if work.plan.is_pending:  # what it is to read now others may have to read, for it turns out to read less
+        if work.plan.is_pending:  # others may have to read what it turns out not to
             self._doubtful.update(work.inputs)
         elif certain or not work.candidates:
             for what, blocks in self._own.items():
@@ -244,32 +191,19 @@ class GroupReads:
         if key is not None and ref is not None:
             self._read_slot(work, 0, key, ref, frozenset(range(work.recipe.facts.blocks)), moves)
 
-    def _count_codes_beside(self) -> None:
-        """Count the codes that budgets may read of what another output may read exactly: then both are read."""
-        readers = Counter(key for work in self._group.works for key in dict.fromkeys(work.inputs))
-        counted: set[object] = set()
-        for work, coded in open_codes(self._group):
-            pair = work.code(coded.slot)
-            if readers[pair[1]] > 1:
-                expert = expert_name(work.plan, work.recipe.tensor, coded.slot, coded.expert)
-                count = most_bytes(coded, self._index)
-                _read_bytes(self._moves[work.plan.output.name], expert, count)
-                _read_bytes(self._total, expert, 0 if pair in counted else count)
-                counted.add(pair)
-
     def _read_code(self, work: TensorWork, slot: int, level: int, blocks: frozenset[int], moves: Moves) -> None:
         """Count the stages of a code; each stage of a block is read once, whoever needs it."""
         plan, tensor = work.plan, work.recipe.tensor
         expert = expert_name(plan, tensor, slot, coded_ref(tensor, slot))
         if len(self._group.works) == 1:
             count = self._codes.bytes_of(plan, tensor, slot, range(level), blocks)
-            _read_bytes(self._total, expert, count)
-            _read_bytes(moves, expert, count)
+            self._total.add_read(expert, count)
+            moves.add_read(expert, count)
             return
         for stage in range(level):
             fresh, own = self._claim((work.code(slot), stage), blocks)
-            _read_bytes(self._total, expert, self._codes.bytes_of(plan, tensor, slot, (stage,), fresh))
-            _read_bytes(moves, expert, self._codes.bytes_of(plan, tensor, slot, (stage,), own))
+            self._total.add_read(expert, self._codes.bytes_of(plan, tensor, slot, (stage,), fresh))
+            moves.add_read(expert, self._codes.bytes_of(plan, tensor, slot, (stage,), own))
 
     def _read_slot(
         self, work: TensorWork, slot: int, key: InputKey, ref: InputRef, blocks: frozenset[int], moves: Moves
@@ -287,8 +221,8 @@ class GroupReads:
             self._stored(key, blocks, expert, moves)
             return
         fresh, own = self._claim(id(adapter.factors), _WHOLE)
-        _read_bytes(self._total, expert, adapter.factors.nbytes if fresh else 0)
-        _read_bytes(moves, expert, adapter.factors.nbytes if own else 0)
+        self._total.add_read(expert, adapter.factors.nbytes if fresh else 0)
+        moves.add_read(expert, adapter.factors.nbytes if own else 0)
         if adapter.on is not None and adapter.lora.on is not None:
             apart = is_base or not tensor.is_expert(adapter.lora.on)
             on = None if apart else expert_name(work.plan, tensor, slot, adapter.lora.on)
@@ -297,102 +231,53 @@ class GroupReads:
     def _stored(self, key: InputKey, blocks: frozenset[int], expert: str | None, moves: Moves) -> None:
         grid = self._group.inputs[key].grid
         fresh, own = self._claim(key, blocks)
-        _read_bytes(self._total, expert, blocks_bytes(grid, fresh))
-        _read_bytes(moves, expert, blocks_bytes(grid, own))
+        self._total.add_read(expert, blocks_bytes(grid, fresh))
+        moves.add_read(expert, blocks_bytes(grid, own))
 
     def _claim(self, what: object, blocks: frozenset[int]) -> tuple[Set[int], Set[int]]:
         """Return which of these blocks nobody has read yet, and which this output reads; each is read once."""
         read, own = self._read.setdefault(what, set()), self._own.setdefault(what, set())
-        found = blocks - read, blocks - self._claimed.get(what, _NONE) - own
+        claimed = _NONE if what in self._apart else self._claimed.get(what, _NONE)
+        found = blocks - read, blocks - claimed - own
         read |= blocks
         own |= blocks
         return found
 
     # --- statistics and index -------------------------------------------------------------------------------------
 
+    def _count_survey(self, works: Sequence[TensorWork]) -> None:
+        """Count what is read for the budgets of some works: before the merge, and for these alone."""
+        self._rounds.add_survey(works)
+        for key, source in self._group.inputs.items() if works else ():
+            found = self._rounds.survey_reads(key)
+            self._add_index(works, key, source.ref.source, found.nbytes, found.doubtful)
+        measured = {
+            id(adapter.factors): (key, adapter.factors)
+            for key, adapter in self._group.adapters.items()
+            if self._rounds.is_surveyed(key)
+        }
+        for key, factors in measured.values():
+            self._add_index(works, key, factors.b.ref.source, factors.nbytes)
+
     def _count_index(self) -> None:
-        """Count what is read and not merged: all of what is cold, and the blocks that only statistics need."""
+        """Count what else is read and not merged: all of what is cold, and the blocks that only statistics need."""
+        works, coded = self._group.works, recoded_blocks(self._group, self._lost)
         for key, source in self._group.inputs.items():
-            found = self._rounds.index_reads(key, self._read.get(key, _NONE))
-            self._add_index(key, source.ref.source, found.nbytes, found.doubtful)
-        for stored, blocks in self._recoding.blocks(self._group).items():
-            given = self._group.inputs[stored]
-            self._add_index(stored, given.ref.source, blocks_bytes(given.grid, blocks))
+            # Whoever makes codes reads all that is cold beside them.
+            before = coded.get(key, _NONE) | self._rounds.cold_blocks(key) if coded else _NONE
+            found = self._rounds.index_reads(key, self._read.get(key, _NONE), before)
+            count = found.nbytes + blocks_bytes(source.grid, before)
+            self._add_index(works, key, source.ref.source, count, found.doubtful)
         for key, adapter in self._group.adapters.items():
             factors = adapter.factors
             if id(factors) not in self._read and (factors.a.known is None or factors.b.known is None):
                 self._read[id(factors)] = set(_WHOLE)
-                self._add_index(key, factors.b.ref.source, factors.nbytes)
+                self._add_index(works, key, factors.b.ref.source, factors.nbytes)
 
-    def _add_index(self, key: InputKey, source: str, count: int, doubtful: int = 0) -> None:
+    def _add_index(
+        self, works: Sequence[TensorWork], key: InputKey, source: str, count: int, doubtful: int = 0
+    ) -> None:
         """Count for the first output that an input was read for."""
-        users = (work for work in self._group.works if key in work.inputs)
-        self._moves[next(users, self._group.works[0]).plan.output.name].add_index(source, count, doubtful)
+        users = (work for work in works if key in work.inputs)
+        self._moves[next(users, works[0]).plan.output.name].add_index(source, count, doubtful)
         self._total.add_index(source, count, doubtful)
-
-
-def count_cached(
-    plan: OutputPlan,
-    recipe: TensorRecipe,
-    block: BlockPlan,
-    blocks: Sequence[int],
-    moves: Moves,
-    codes: CodeSizes,
-) -> None:
-    """Count the planned expert bytes of blocks whose results are there, but for the factors of adapters.
-
-    Parameters
-    ----------
-    block
-        How each of them comes about.
-    """
-    tensor = recipe.tensor
-    if tensor.decision is not Decision.MERGE:
-        return
-    for slot, count in codes.read(plan, tensor, block, blocks):
-        _add(moves.cached, expert_name(plan, tensor, slot, coded_ref(tensor, slot)), count)
-    merged = tensor.merged_blocks(plan.geometry)
-    for slot, ref in enumerate(tensor.slots):
-        if not slot or ref is None or ref is tensor.base or (plan.outcome is not None and slot not in block.reads):
-            continue
-        stored = ref if ref.lora is None else ref.lora.on
-        if stored is None or not tensor.is_expert(stored):
-            continue
-        grid = stored.grid(plan.geometry)
-        read = [number for number in blocks if number < min(merged, grid.count)]
-        _add(moves.cached, expert_name(plan, tensor, slot, stored), blocks_bytes(grid, read))
-
-
-def count_cached_factors(plan: OutputPlan, tensor: TensorPlan, moves: Moves) -> None:
-    """Count the factors of adapters of a tensor of which no block is made."""
-    for slot, ref in enumerate(tensor.slots):
-        if slot and ref is not None and ref.lora is not None:
-            _add(moves.cached, expert_name(plan, tensor, slot, ref), plan.factor_bytes(tensor, ref))
-
-
-def count_clean(plan: OutputPlan, tensor: TensorPlan, index: SourceIndex, moves: Moves) -> None:
-    """Count a tensor whose result is there as a whole."""
-    recipe = TensorRecipe.of(tensor, plan.geometry)
-    moves.reused += recipe.grid.count
-    if plan.outcome is None:
-        for expert, count in expert_cost(plan, tensor):
-            _add(moves.cached, expert, count)
-        return
-    known = [slot_blocks(slot, index) if slot else None for slot in tensor.slots]
-    codes = CodeSizes(index)
-    for alike in alike_blocks(recipe, known):
-        count_cached(plan, recipe, alike.plan, alike.blocks, moves, codes)
-    count_cached_factors(plan, tensor, moves)
-
-
-def _read_bytes(moves: Moves, expert: str | None, count: int) -> None:
-    if expert is None:
-        moves.base_bytes += count
-    else:
-        moves.expert_bytes += count
-        _add(moves.to_read, expert, count)
-
-
-def _add(counts: dict[str, int], name: str, count: int) -> None:
-    if count:
-        counts[name] = counts.get(name, 0) + count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,12 @@ from mergepipe.engine.limits import code_bytes
 from mergepipe.engine.work import Group, Input, InputKey, TensorWork
 from mergepipe.graph.blocks import BlockPlan
 from mergepipe.graph.histogram import coded_prices
-from mergepipe.graph.prices import code_key
 from mergepipe.plan.codes import Coded, coded_slots, read_codes
 from mergepipe.plan.values import InputRef, OutputPlan, TensorPlan
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from mergepipe.cache.progressive import CodePrices
     from mergepipe.engine.coding import CodeInput
 
     Array = np.ndarray[Any, Any]
@@ -86,61 +85,96 @@ def coded_ref(tensor: TensorPlan, slot: int) -> InputRef:
     return ref
 
 
-class Recoding:
-    """Finds what is read to make packs again that are gone, for the groups of one run."""
-
-    def __init__(self, index: SourceIndex) -> None:
-        self._index = index
-        self._any_gone: bool | None = None
-
-    def blocks(self, group: Group) -> dict[InputKey, set[int]]:
-        """Return by input the blocks that are read to make a group's packs again; of open budgets all that may be."""
-        found: dict[InputKey, set[int]] = {}
-        for code in group.codes.values():
-            if not code.is_given and not self._index.codes.has_pack(code.stored):
-                blocks = set(_differing(code))
-                found.setdefault(code.base.key, set()).update(blocks)
-                found.setdefault(code.expert.key, set()).update(blocks)
-        for work, coded in open_codes(group):
-            if self._may_be_gone(coded):
-                for key in work.code(coded.slot):
-                    found.setdefault(key, set()).update(range(group.inputs[key].grid.count))
-        return found
-
-    def _may_be_gone(self, coded: Coded) -> bool:
-        """Return whether there may be no pack of a delta whose prices are known, so that no survey makes one."""
-        codes, prices = self._index.codes, known_prices(coded, self._index)
-        if prices is not None:
-            return not codes.has_pack(_key(coded, self._index) or b"")
-        if _key(coded, self._index) is not None:
-            return False
-        if self._any_gone is None:  # its content may be any that was coded before
-            self._any_gone = codes.lacks_packs()
-        return self._any_gone
-
-
-def open_codes(group: Group) -> Iterator[tuple[TensorWork, Coded]]:
-    """Yield the deltas of a group that budgets which are not resolved yet may read from codes in the cache."""
-    for work in group.works:
-        for coded in coded_slots(work.plan, work.recipe.tensor) if work.plan.is_pending else ():
-            if not coded.expert.coded_only:
-                yield work, coded
-
-
-def known_prices(coded: Coded, index: SourceIndex) -> CodePrices | None:
-    """Return what the levels of a delta come to; None if that, or the content of either tensor, is not known."""
-    key = _key(coded, index)
-    return None if key is None else index.codes.prices(key)
-
-
-def most_bytes(coded: Coded, index: SourceIndex) -> int:
-    """Return what all stages of the code of a delta take, at most where that is not known."""
-    prices, grid = known_prices(coded, index), coded.expert.grid(index.geometry)
+def most_code_bytes(coded: Coded, index: SourceIndex) -> int:
+    """Return what the stages of the code of a delta take, at most where that is not known yet."""
+    base, expert = (index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert))
+    prices = index.codes.prices(index.codes.key(base, expert)) if base is not None and expert is not None else None
+    grid = coded.expert.grid(index.geometry)
     return grid.count * code_bytes(grid) if prices is None else int(prices.sizes.sum())
 
 
-def _key(coded: Coded, index: SourceIndex) -> bytes | None:
-    return code_key(coded, index, index.codes)
+def in_levels(work: TensorWork) -> frozenset[InputKey]:
+    """Return the inputs of which a budget that is not resolved may buy levels."""
+    wanted = coded_slots(work.plan, work.recipe.tensor) if work.plan.is_pending else ()
+    return frozenset(work.code(coded.slot)[1] for coded in wanted)
+
+
+def codes_beside(group: Group) -> Iterator[tuple[TensorWork, Coded]]:
+    """Yield, each once, the codes that budgets may buy which are not resolved, of what others of the group read, too.
+
+    Each output reads a block in one way, and together they may read it in both.
+    """
+    pending = [work for work in group.works if work.plan.is_pending]
+    if not pending or len(group.works) == 1:
+        return
+    readers = Counter(key for work in group.works for key in _stored(group, work))
+    found: set[tuple[InputKey, InputKey]] = set()
+    for work in pending:
+        for coded in coded_slots(work.plan, work.recipe.tensor):
+            code = work.code(coded.slot)
+            if readers[code[1]] > 1 and code not in found:
+                found.add(code)
+                yield work, coded
+
+
+def _stored(group: Group, work: TensorWork) -> set[InputKey | None]:
+    """Return the stored inputs of a work: for an adapter, what its deltas are added to."""
+    adapters = {key: group.adapters.get(key) for key in work.inputs if key is not None}
+    return {key if adapter is None else adapter.on for key, adapter in adapters.items()}
+
+
+class LostCodes:
+    """Says which packs are gone, or may be, of deltas that were coded before: they are made again.
+
+    One is kept for all runs of a build: what the first of them makes, the next ones have.
+    """
+
+    def __init__(self, index: SourceIndex) -> None:
+        self._index = index
+        self._any: bool | None = None
+        self._made: set[bytes] = set()
+        self._made_before: set[bytes] = set()
+
+    def begin_run(self) -> None:
+        """Begin the next run of the build."""
+        self._made_before |= self._made
+
+    def of(self, group: Group) -> list[CodeInput]:
+        """Return those of the codes that a group reads of which the packs are not there now."""
+        codes = self._index.codes
+        found = [code for code in group.codes.values() if not code.is_given and not codes.has_pack(code.stored)]
+        self._made.update(code.stored for code in found)
+        return found
+
+    def may_be_back(self, group: Group) -> bool:
+        """Return whether an earlier run may have made any of these again."""
+        return any(code.stored in self._made_before for code in group.codes.values())
+
+    def may_have(self, coded: Coded) -> bool:
+        """Return whether a delta may be one of them; while its content is not known, it may be any."""
+        base, expert = (self._index.tensor(ref.source, ref.info) for ref in (coded.base, coded.expert))
+        codes = self._index.codes
+        if base is not None and expert is not None:
+            key = codes.key(base, expert)
+            return not codes.has_pack(key) and codes.prices(key) is not None
+        if self._any is None:
+            self._any = codes.has_lost_packs()
+        return self._any
+
+
+def recoded_blocks(group: Group, lost: LostCodes) -> dict[InputKey, set[int]]:
+    """Return by input the blocks that are read to make the packs of a group again that are gone."""
+    found: dict[InputKey, set[int]] = {}
+    for code in lost.of(group):
+        blocks = set(_differing(code))
+        found.setdefault(code.base.key, set()).update(blocks)
+        found.setdefault(code.expert.key, set()).update(blocks)
+    for work in (work for work in group.works if work.plan.is_pending):
+        for coded in coded_slots(work.plan, work.recipe.tensor):
+            if not coded.expert.coded_only and lost.may_have(coded):
+                for key in work.code(coded.slot):
+                    found.setdefault(key, set()).update(range(group.inputs[key].grid.count))
+    return found
 
 
 class PackRoom:

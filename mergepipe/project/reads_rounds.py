@@ -92,9 +92,14 @@ class Rounds:
         for work in works:
             if not is_surveyed(work.recipe.tensor):
                 continue
-            self._surveyed |= {key for slot in range(len(work.inputs)) if (key := self._stored(work, slot)) is not None}
+            slots = range(len(work.inputs))
+            self._surveyed |= {key for slot in slots for key in (work.inputs[slot], self._stored(work, slot)) if key}
             if work.recipe.reduces:
-                self._add_later(self._survey_later, work, 1, self._all_of(work, range(len(work.inputs))))
+                self._add_later(self._survey_later, work, 1, self._all_of(work, slots))
+
+    def is_surveyed(self, key: InputKey) -> bool:
+        """Return whether an input, stored or an adapter's, is read to say what a budget buys."""
+        return key in self._surveyed
 
     def _add_unknown(self, work: TensorWork) -> int:
         """Count the rounds of a reduction of which nothing is known."""
@@ -146,22 +151,31 @@ class Rounds:
             self._kept = kept_blocks([source.grid for source in self._group.inputs.values()], self._hold_limit)
         return self._kept
 
-    def index_reads(self, key: InputKey, merged: Set[int]) -> IndexReads:
+    def survey_reads(self, key: InputKey) -> IndexReads:
+        """Return what is read of an input before the merge, to say what budgets buy."""
+        grid = self._group.inputs[key].grid
+        doubtful = sum(blocks_bytes(grid, read.get(key, _NONE)) for read in self._survey_later.values())
+        return IndexReads((grid.nbytes if key in self._surveyed else 0) + doubtful, doubtful)
+
+    def cold_blocks(self, key: InputKey) -> Set[int]:
+        """Return the blocks of an input that the first pass behind a survey reads to know what they hold."""
+        source = self._group.inputs[key]
+        return missing_blocks(source) if self._is_cold(source) and key not in self._surveyed else _NONE
+
+    def index_reads(self, key: InputKey, merged: Set[int], coded: Set[int]) -> IndexReads:
         """Return what is read of an input and not merged.
 
         Parameters
         ----------
         merged
             The blocks that are read to be merged.
+        coded
+            Those that were read before to make codes: what they hold is known.
         """
-        source = self._group.inputs[key]
-        surveyed = key in self._surveyed
-        cold = missing_blocks(source) if self._is_cold(source) and not surveyed else _NONE
-        nbytes = source.grid.nbytes if surveyed else 0
-        doubtful = sum(blocks_bytes(source.grid, read.get(key, _NONE)) for read in self._survey_later.values())
+        source, nbytes, doubtful = self._group.inputs[key], 0, 0
+        cold = self.cold_blocks(key) - coded
         if not self._has_passes:  # what is cold is hashed as it is merged
-            nbytes += blocks_bytes(source.grid, cold - merged)
-            return IndexReads(nbytes + doubtful, doubtful)
+            return IndexReads(blocks_bytes(source.grid, cold - merged), 0)
         kept = self._kept_blocks
         sure = {number: read.get(key, _NONE) for number, read in self._sure.items()}
         sure[1] = sure.get(1, _NONE) | cold

@@ -14,9 +14,10 @@ from mergepipe.cache.catalog import Catalog
 from mergepipe.cache.sources import SourceIndex
 from mergepipe.engine.limits import check_memory, hold_bytes
 from mergepipe.errors import MergepipeError, StorageError, raise_collected
+from mergepipe.fsio.durable import remove_tree
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project.build import Prepared
-from mergepipe.project.forecast import Forecast, forecast, is_settled
+from mergepipe.project.forecast import Forecast, forecast, is_settled, other_layouts
 from mergepipe.project.reads_codes import PackRoom
 from mergepipe.project.stages import Plans, record_place
 from mergepipe.units import format_bytes
@@ -113,15 +114,25 @@ def room_for_build(
 ) -> None:
     """Refuse a build of these outputs for which there is no room on a disk or in memory, before anything is read.
 
-    See `check_room` and `mergepipe.engine.limits.check_memory`.
+    Where there is little, what killed builds left of other layouts goes now, and not when all is written. The caller
+    holds the cache. See `check_room` and `mergepipe.engine.limits.check_memory`.
     """
     if all(is_settled(one) for one in prepared.values()):
         return
     if memory is None and not _has_headers(plans, index) and _has_plenty(plans, catalog.layout.root):
         return  # to know what the build does exactly takes as long as a tenth of a small one
+    _drop_other_layouts((one.plan for one in prepared.values()), catalog)
     forecasts = forecast(plans, prepared, index, catalog, hold_bytes(memory)).outputs
     check_memory([plan for plan in plans.plans if not forecasts[plan.output.name].unchanged], memory)
     check_room(disk_space(plans, forecasts, catalog.layout.root))
+
+
+def _drop_other_layouts(plans: Iterable[OutputPlan], catalog: Catalog) -> None:
+    left = [path for plan in plans for path in other_layouts(plan, catalog.layout)]
+    if left:
+        catalog.drop_staged(path.stem for path in left)
+    for path in left:
+        remove_tree(path)
 
 
 def _has_headers(plans: Plans, index: SourceIndex) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +23,7 @@ from mergepipe.operators.registry import operators, signatures
 from mergepipe.plan.values import OutputPlan
 from mergepipe.project import build as steps
 from mergepipe.project import locking
-from mergepipe.project.caches import ProjectCache, holding, opened
-from mergepipe.project.caches_used import remember_project
+from mergepipe.project.caches import ProjectCache, opened, writing
 from mergepipe.project.collecting import seldom_collecting
 from mergepipe.project.gather import check_targets, make_plans, open_sources, select_outputs, with_stages
 from mergepipe.project.levels import LevelBuilder, introduce
@@ -382,13 +380,9 @@ class Project:
         check_targets(self.mergefile, with_stages(self.mergefile, selected), checkpoints, self._layout.root)
         return make_plans(self.mergefile, selected, self._operators, checkpoints, self._geometry)
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[tuple[Catalog, bool]]:
-        """Hold the cache and open its catalog for writing; also say whether another process had to be waited for."""
-        self._layout.create()
-        with holding(self._layout, self._reporter) as waited, self._opened(create=True) as catalog:
-            remember_project(self._layout, self.lock_path)
-            yield catalog, bool(waited)
+    def _writing(self) -> AbstractContextManager[tuple[Catalog, bool]]:
+        """Hold the cache and open its catalog for writing; also say whether another process was waited for."""
+        return writing(self._layout, self.lock_path, self._geometry, self._reporter)
 
     def _reading(self) -> AbstractContextManager[Catalog]:
         return self._opened(create=False)

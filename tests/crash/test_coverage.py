@@ -46,6 +46,8 @@ REASONS = {
     "publish/directory.py:_fsync_folders": "primitive of `assemble`",
     # what is lost with the process, and made again
     "fsio/scratch.py:_remove_left": "what killed processes left; the next process goes on",
+    "cache/code_files.py:drop_scraps": "what killed processes left; the next process goes on",
+    "project/room.py:_drop_other_layouts": "the rows go first: the files that are left, the next build removes",
     "cache/reserve.py:reserve": "a file without content that the next build makes again, or removes",
     "cache/reserve.py:release": "a file without content that the next build makes again, or removes",
     "cache/database.py:_probe_writing": "a file without content that nobody reads",

@@ -1,12 +1,16 @@
 """What `plan` says that a build reads at most is never passed, however little memory there is between passes."""
 
+import shutil
+
 import numpy as np
 import pytest
 from laws.test_custom_operators import CustomProject
 from laws.test_plan_tells import done, told
-from support.checkpoints import random_tensors
+from support.adapters import add_adapter, factors
+from support.checkpoints import random_tensors, read_checkpoint
 from support.cli import run_mergepipe
 from support.every_operator import RECIPES
+from support.levels import levels_project, near
 from support.projects import SmallProject
 from support.quick import every
 
@@ -170,6 +174,107 @@ def test_a_budget_on_a_stage_that_is_not_built_yet_is_measured_first(tmp_path, m
     assert built.index_bytes_read > 0
     assert planned.next_build.index_bytes >= built.index_bytes_read
 
+
+Q = "model.layers.0.q.weight"
+
+
+@pytest.mark.parametrize("operator", ["task_arithmetic", "ties"])
+@pytest.mark.parametrize("precision", ["blocks", "levels"])
+def test_factors_of_adapters_are_read_to_measure_a_budget_and_again_to_merge(tmp_path, operator, precision):
+    project = make(tmp_path, stage={"operator": "linear", "experts": ["e1", "e2"]})
+    project.add_sources({name: one | random_tensors(7, {Q: (16, 16)}) for name, one in family().items()})
+    add_adapter(project, "low", factors(5, Q.removesuffix(".weight"), 16, 16))
+    recipe = {"operator": operator, "base": "stage", "experts": ["e3", "low"]}
+    recipe |= {"params": {"density": 0.5}} if operator == "ties" else {}
+    project.set_output("m", recipe | {"budget": {"expert_reads": "60%", "precision": precision}} | PLAIN)
+    planned, built = check(project, None)
+    assert planned.next_build.index_bytes == built.index_bytes_read
+    # A tensor whose factors are known is measured again.
+    without_statistics(project)
+    project.set_output("stage", project.outputs["stage"] | {"experts": ["e1", {"source": "e2", "weight": 0.5}]})
+    check(project, None)
+
+
+# --- levels over a stage: a budget that is not resolved before the build ------------------------------------------
+
+
+def in_levels_of_a_stage(root):
+    project = levels_project(root)
+    project.outputs["stage"] = {"operator": "linear", "experts": ["e1", "e2"]}
+    project.set_output("m", project.outputs["m"] | {"experts": ["stage", "e3"]})
+    return project
+
+
+def test_what_one_output_reads_whole_and_another_in_levels_may_be_read_in_both_ways(tmp_path):
+    project = in_levels_of_a_stage(tmp_path)
+    project.set_output("n", {"operator": "task_arithmetic", "base": "base", "experts": ["stage", "e3"]})
+    _, built = check(project, None)
+    assert built.expert_bytes["read"] > 0
+
+
+@pytest.mark.parametrize("order", [("m", "n"), ("n", "m")])
+def test_what_is_read_to_measure_counts_for_those_whose_budgets_it_is_for(tmp_path, order):
+    """And what another certainly reads whole saves them no codes."""
+    project = in_levels_of_a_stage(tmp_path)
+    recipes = {"m": project.outputs.pop("m"), "n": {"operator": "linear", "experts": ["e3", "e1"]}}
+    project.outputs["s2"] = {"operator": "linear", "experts": ["stage", "e2"]}
+    recipes["m"]["experts"] = ["e3", "stage"]
+    recipes["l"] = {"operator": "linear", "experts": ["stage", "s2"]}
+    for name in (*order, "l"):
+        project.set_output(name, recipes[name])
+    check(project, None)
+
+
+def test_codes_that_are_gone_may_have_to_be_made_again_once_the_budget_is_resolved(tmp_path):
+    """Their prices are known, so that measuring does not make them; the merge does, from what it reads once more."""
+    project = in_levels_of_a_stage(tmp_path)
+    project.build()
+    project.open().cache_prune(max_bytes=0)
+    project.set_output("m", project.outputs["m"] | {"params": {"weight": 0.4}})
+    planned, built = check(project, None)
+    assert planned.next_build.index_bytes == built.index_bytes_read
+
+
+def test_what_a_stage_turns_out_to_be_may_have_a_code_that_is_gone(tmp_path):
+    project = in_levels_of_a_stage(tmp_path)
+    project.build()
+    before = project.outputs["stage"]
+    project.set_output("stage", before | {"experts": ["e1", "e2", "e3"]})
+    project.build()
+    shutil.rmtree(project.cache / "progressive")
+    project.open().cache_prune(max_bytes=0)
+    project.set_output("stage", before)
+    project.set_output("m", project.outputs["m"] | {"params": {"weight": 0.4}})
+    check(project, None)
+
+
+def test_what_is_cold_is_read_beside_codes_that_are_made_again_and_once_more_to_merge(tmp_path):
+    project = levels_project(tmp_path)
+    project.build()
+    shutil.rmtree(project.cache / "progressive")
+    project.set_output("m", project.outputs["m"] | {"params": {"weight": 0.4}})
+    project.add_source("e4", near(4, read_checkpoint(project.root / project.sources["base"])))
+    project.set_output("l", {"operator": "linear", "experts": ["e4", "e3"]})
+    check(project, None)
+
+
+def test_a_code_that_a_stage_makes_again_is_there_for_what_is_made_from_it(tmp_path):
+    project = levels_project(tmp_path, "60%")
+    project.set_output("top", project.outputs["m"] | {"experts": ["m", "e1"]})
+    project.build()
+    shutil.rmtree(project.cache / "progressive")
+    for pack in (project.cache / "packs").iterdir():
+        pack.unlink()
+    project.set_output("top", project.outputs["top"] | {"params": {"weight": 0.4}})
+    planned = project.open().plan()
+    built = project.build().outputs
+    assert planned.outputs["m"].next_build.exact
+    assert told(planned.outputs["m"])[:3] == done(built["m"])[:3]
+    assert not planned.outputs["top"].next_build.exact
+    assert planned.outputs["top"].next_build.index_bytes > built["top"].index_bytes_read
+
+
+# --- custom operators ---------------------------------------------------------------------------------------------
 
 CUSTOM = """
 from mergepipe.operators.model_stock import ModelStock

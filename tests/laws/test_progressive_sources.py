@@ -146,6 +146,18 @@ def test_plan_and_build_read_the_same_headers(there):
     assert there.open().plan().reads["index_bytes"] == 0  # what is unchanged needs none
 
 
+def test_a_plan_that_measures_has_read_more_headers_than_the_build_may_need(there):
+    planned = there.open().plan()
+    built = there.build_one("m")
+    most = planned.outputs["m"].next_build
+    assert not most.exact
+    assert most.index_bytes > built.index_bytes_read
+    shutil.rmtree(there.root / "build")
+    exact = there.open().plan().outputs["m"].next_build
+    assert exact.exact
+    assert exact.index_bytes == there.build_one("m").index_bytes_read
+
+
 @pytest.mark.parametrize("dtypes", MIXED)
 def test_every_dtype_can_be_packed(tmp_path, dtypes):
     whole = make(tmp_path / "here", share=8, sources=family(3, dtypes=dtypes))

@@ -22,6 +22,12 @@ LATER = WRITTEN + FINE_GRANULARITY_NS
 DIGESTS = [TensorDigests(name=name, digest=name.encode() * 32, blocks=name.encode() * 64) for name in "ab"]
 
 
+def record_pack(catalog, name, identity, results, staged):
+    """Record a pack that is there: results are found only in those."""
+    (catalog.layout.packs / f"{name}.safetensors").touch()
+    catalog.record_pack(name, identity, results, staged)
+
+
 @pytest.fixture
 def catalog(tmp_path):
     layout = CacheLayout(tmp_path / "project/.mergecache")
@@ -167,24 +173,33 @@ def test_paths_inside_the_project_are_kept_relative_to_it(catalog, tmp_path):
 
 def test_a_result_is_found_by_its_key(catalog):
     results = [result(), result(b"l", "u", offset=0)]
-    catalog.record_pack("p1", IDENTITY, results, "staged")
+    record_pack(catalog, "p1", IDENTITY, results, "staged")
     assert [catalog.result(key * 32) for key in (b"k", b"l", b"x")] == [*results, None]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4)])
 def test_a_shape_comes_back_as_it_was(catalog, shape):
-    catalog.record_pack("p1", IDENTITY, [result(shape=shape)], "staged")
+    record_pack(catalog, "p1", IDENTITY, [result(shape=shape)], "staged")
     assert catalog.result(b"k" * 32).shape == shape
 
 
+def test_a_result_of_which_the_pack_was_removed_is_not_there(catalog):
+    record_pack(catalog, "p1", IDENTITY, [result()], "staged")
+    (catalog.layout.packs / "p1.safetensors").unlink()
+    assert catalog.result(b"k" * 32) is None
+    assert catalog.candidates("m", "t", b"r" * 32, (2, 3)) == ()
+    record_pack(catalog, "p2", IDENTITY, [result(pack="p2")], "staged")
+    assert catalog.result(b"k" * 32).pack == "p2"
+
+
 def test_equal_tensors_of_one_pack_are_all_kept(catalog):
-    catalog.record_pack("p1", IDENTITY, [result(tensor="t"), result(tensor="u", offset=99)], "staged")
+    record_pack(catalog, "p1", IDENTITY, [result(tensor="t"), result(tensor="u", offset=99)], "staged")
     assert [len(catalog.candidates("m", name, b"r" * 32, (2, 3))) for name in ("t", "u", "v")] == [1, 1, 0]
 
 
 def test_a_result_may_lie_in_several_packs_and_outlives_one(catalog):
     for name in ("p1", "p2"):
-        catalog.record_pack(name, IDENTITY, [result(pack=name)], "staged")
+        record_pack(catalog, name, IDENTITY, [result(pack=name)], "staged")
     catalog.drop_pack("p1")
     assert catalog.result(b"k" * 32).pack == "p2"
     catalog.drop_pack("p2")
@@ -201,28 +216,28 @@ def test_results_of_a_pack_that_is_not_known_are_refused(catalog):
 def test_candidates_are_the_outputs_own_results_first_and_then_the_newest(catalog):
     for number, output in enumerate(["m", "n", "m", "n", "o"]):
         made = result(bytes([number]), output=output, pack=f"p{number}")
-        catalog.record_pack(f"p{number}", IDENTITY, [made], "staged")
+        record_pack(catalog, f"p{number}", IDENTITY, [made], "staged")
     found = catalog.candidates("m", "t", b"r" * 32, (2, 3))
     assert [candidate.pack for candidate in found] == ["p2", "p0", "p4", "p3", "p1"]
 
 
 @pytest.mark.parametrize("other", [("u", b"r" * 32, (2, 3)), ("t", b"s" * 32, (2, 3)), ("t", b"r" * 32, (3, 2))])
 def test_a_result_of_another_tensor_recipe_or_shape_is_no_candidate(catalog, other):
-    catalog.record_pack("p1", IDENTITY, [result()], "staged")
+    record_pack(catalog, "p1", IDENTITY, [result()], "staged")
     assert catalog.candidates("m", "t", b"r" * 32, (2, 3))
     assert catalog.candidates("m", *other) == ()
 
 
 def test_many_results_of_other_outputs_leave_room_for_the_own_one(catalog):
-    catalog.record_pack("own", IDENTITY, [result(pack="own")], "staged")
+    record_pack(catalog, "own", IDENTITY, [result(pack="own")], "staged")
     for number in range(40):
         made = result(bytes([number]), output=f"o{number}", pack=f"p{number}")
-        catalog.record_pack(f"p{number}", IDENTITY, [made], "staged")
+        record_pack(catalog, f"p{number}", IDENTITY, [made], "staged")
     assert catalog.candidates("m", "t", b"r" * 32, (2, 3))[0].pack == "own"
 
 
 def test_a_packs_identity_is_the_last_one_recorded(catalog):
-    catalog.record_pack("p1", IDENTITY, [result()], "staged")
+    record_pack(catalog, "p1", IDENTITY, [result()], "staged")
     other = dataclasses.replace(IDENTITY, ctime_ns=1)
     catalog.record_pack_identity("p1", other)
     assert catalog.pack_identity("p1") == other
@@ -232,7 +247,7 @@ def test_a_packs_identity_is_the_last_one_recorded(catalog):
 
 def test_packs_are_listed_least_recently_used_first(catalog):
     for name in ("p1", "p2", "p3"):
-        catalog.record_pack(name, IDENTITY, [], "staged")
+        record_pack(catalog, name, IDENTITY, [], "staged")
     catalog.record_pack_identity("p1", IDENTITY)
     assert [name for name, _ in catalog.pack_names()] == ["p2", "p3", "p1"]
 
@@ -245,7 +260,7 @@ def test_staging_rows_are_replaced_and_go_with_the_pack_that_they_become(catalog
         catalog.record_staged("s", [StagedTensor(tensor="t", block_keys=b"k" * 32, block_digests=digest * 32)])
     assert catalog.staged("s")["t"].block_digests == b"2" * 32
     catalog.record_staged("other", [StagedTensor(tensor="t", block_keys=b"", block_digests=b"")])
-    catalog.record_pack("p1", IDENTITY, [], "s")
+    record_pack(catalog, "p1", IDENTITY, [], "s")
     assert catalog.staged("s") == {}
     assert set(catalog.staged("other")) == {"t"}
     catalog.drop_staged(["other"])
@@ -266,20 +281,20 @@ def test_a_transaction_that_fails_leaves_nothing(catalog, tmp_path):
     def fail():
         with catalog.transaction():
             catalog.record_tensors(file_at(tmp_path / "x"), LATER, DIGESTS)
-            catalog.record_pack("p1", IDENTITY, [result()], "s")
+            record_pack(catalog, "p1", IDENTITY, [result()], "s")
             raise KeyError("here")
 
     with pytest.raises(KeyError, match="here"):
         fail()
     assert (catalog.count("files"), catalog.count("packs"), catalog.count("results")) == (0, 0, 0)
-    catalog.record_pack("p1", IDENTITY, [result()], "s")
+    record_pack(catalog, "p1", IDENTITY, [result()], "s")
     assert catalog.count("packs") == 1
 
 
 def test_what_one_transaction_writes_another_reader_sees_at_once_or_not_at_all(catalog):
     reader = Catalog(catalog.layout, 64, create=False)
     with catalog.transaction():
-        catalog.record_pack("p1", IDENTITY, [result()], "s")
+        record_pack(catalog, "p1", IDENTITY, [result()], "s")
         assert reader.result(b"k" * 32) is None
     assert reader.result(b"k" * 32)
     reader.close()
@@ -304,7 +319,7 @@ def test_a_catalog_that_is_none_is_set_aside_and_begun_anew(tmp_path, garbage):
     reader.close()
     assert layout.catalog.read_bytes() == garbage
     catalog = Catalog(layout, 64, create=True)
-    catalog.record_pack("p1", IDENTITY, [result()], "s")
+    record_pack(catalog, "p1", IDENTITY, [result()], "s")
     catalog.close()
     again = Catalog(layout, 64, create=True)
     assert again.result(b"k" * 32)
@@ -313,7 +328,7 @@ def test_a_catalog_that_is_none_is_set_aside_and_begun_anew(tmp_path, garbage):
 
 def with_version(catalog, version, script=""):
     """Close a catalog and make it one of another version."""
-    catalog.record_pack("p1", IDENTITY, [result()], "s")
+    record_pack(catalog, "p1", IDENTITY, [result()], "s")
     catalog.close()
     with sqlite3.connect(catalog.layout.catalog) as db:
         db.executescript(f"{script}; PRAGMA user_version = {version};")
@@ -405,7 +420,7 @@ def test_a_damaged_row_counts_as_absent(catalog, tmp_path, table, damage):
     file, directory = file_at(tmp_path / "x"), tmp_path / "out"
     catalog.record_tensors(file, LATER, DIGESTS[:1])
     for pack in ("p1", "p2"):
-        catalog.record_pack(pack, IDENTITY, [result()] if pack == "p1" else [], "s")
+        record_pack(catalog, pack, IDENTITY, [result()] if pack == "p1" else [], "s")
     catalog.record_published(directory, Published(key=b"k", files=b"f", record=b"r"))
     with catalog.transaction() as db:
         db.execute(f"UPDATE {table} SET {damage}")
@@ -416,7 +431,7 @@ def test_a_damaged_row_counts_as_absent(catalog, tmp_path, table, damage):
 
 
 def test_a_catalog_may_be_read_from_another_thread(catalog):
-    catalog.record_pack("p1", IDENTITY, [result()], "s")
+    record_pack(catalog, "p1", IDENTITY, [result()], "s")
     found = []
     thread = threading.Thread(target=lambda: found.append(catalog.result(b"k" * 32)))
     thread.start()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mergepipe.cache.catalog import Catalog
-from mergepipe.cache.code_files import check_code, code_folder, is_needed
+from mergepipe.cache.code_files import check_code, code_folder, drop_scraps, is_needed
 from mergepipe.cache.layout import CODE_FILE, CODE_SCRAP, CacheLayout
 from mergepipe.cache.maintenance import PruneLimits, cache_info, plan_prune, prune
 from mergepipe.cache.progressive import CodeStore
@@ -155,6 +155,16 @@ def test_what_killed_builds_left_always_goes_and_files_of_others_stay(catalog, c
     prune(catalog, PruneLimits(max_bytes=0, max_age_days=0, keep=()))
     assert sorted(path.name for path in folder.iterdir()) == sorted(mine)
     assert code_folder(catalog.layout).foreign == len(mine)
+
+
+def test_what_killed_processes_were_writing_goes_alone(catalog, codes):
+    folder = codes[0].parent
+    for name in (SCRAP, ".12-x.planes-tmp"):
+        (folder / name).write_bytes(b"left")
+    drop_scraps(catalog.layout)
+    assert {path.name for path in folder.iterdir()} == {code.name for code in codes} | {".12-x.planes-tmp"}
+    shutil.rmtree(folder)
+    drop_scraps(catalog.layout)
 
 
 def test_a_pack_that_was_read_from_goes_later(catalog, codes):

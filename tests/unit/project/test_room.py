@@ -8,6 +8,7 @@ import pytest
 from support.checkpoints import random_tensors
 from support.projects import SmallProject
 
+from mergepipe.engine.finish import ShardFinisher
 from mergepipe.errors import CollectedErrors, StorageError
 from mergepipe.project import room
 from mergepipe.project.room import DiskSpace, check_room
@@ -68,6 +69,36 @@ def test_what_is_left_in_packs_needs_no_room_in_the_cache_but_where_it_is_copied
     project.set_output("m", project.outputs["m"] | {"path": "elsewhere/n", "experts": other})
     found = {disk.path: disk.needed for disk in project.open().plan(["m"]).disks}
     assert found == {".mergecache": 0, "elsewhere/n": size}
+
+
+def staged(project):
+    return list((project.cache / "staging").iterdir())
+
+
+def test_what_a_killed_build_left_of_another_layout_makes_room(project, monkeypatch):
+    finish = ShardFinisher.finish
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ShardFinisher, "finish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        project.build("m")
+    monkeypatch.setattr(ShardFinisher, "finish", finish)
+    project.set_output("m", project.outputs["m"] | {"write": {"dtype": "bfloat16"}})
+    project.build("n")
+    assert len(staged(project)) == 1, "what is left of outputs that are not built stays"
+
+    def free(path):
+        left = 4096 + 100 - sum(path.stat().st_blocks * 512 for path in staged(project))
+        return left, left
+
+    monkeypatch.setattr(room, "_free", free)
+    (disk,) = project.open().plan(["m"]).disks
+    assert disk.needed == 0, "the other shard gives more room than this takes"
+    assert len(staged(project)) == 1, "a plan removes nothing"
+    project.build("m")
+    assert staged(project) == []
 
 
 @pytest.mark.parametrize("short", [".mergecache", "n"])

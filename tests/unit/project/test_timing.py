@@ -9,7 +9,7 @@ from support.projects import SmallProject, edit_tensor
 from mergepipe.engine.meter import Meter
 from mergepipe.project import planning, timing
 from mergepipe.project.forecast import Forecast
-from mergepipe.project.reads import Moves
+from mergepipe.project.moves import Moves
 from mergepipe.project.timing import PhaseClock, Run, estimate_times, learned
 from mergepipe.reporting import SilentReporter
 
