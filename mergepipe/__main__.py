@@ -5,6 +5,7 @@ too, and while Python cleans up after it.
 """
 
 import gc
+import os
 import sys
 from typing import NoReturn
 
@@ -12,11 +13,15 @@ INTERRUPTED = 130
 # Objects that are made until Python looks for cycles among them. There are few cycles, and a large model's plan has
 # millions of objects, which it would look through again and again: a fifth of the time.
 _COLLECT_EVERY = 100_000
+# Builds have a process for each core. The threads that numpy's OpenBLAS begins with it would only wait, and busily: a
+# fiftieth of a build's time on two cores.
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def main() -> NoReturn:
     """Run the command line with the arguments of the process, and exit."""
     gc.set_threshold(_COLLECT_EVERY, 50, 100)
+    os.environ.setdefault(_BLAS_THREADS, "1")
     try:
         from mergepipe.cli.main import main as run_command_line
 

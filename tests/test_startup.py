@@ -72,6 +72,31 @@ def test_version_and_help_import_nothing_heavy(tmp_path, args):
     assert HEAVY & imported_by(args, tmp_path) == set()
 
 
+# Prints what a process that has run a command tells numpy's OpenBLAS, and how many threads it then has.
+_COUNTING = """
+import os, sys
+from mergepipe.__main__ import main
+sys.argv = ["mergepipe", "--version"]
+try:
+    main()
+finally:
+    import numpy
+    print(os.environ["OPENBLAS_NUM_THREADS"], len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted where Linux lists them")
+@pytest.mark.parametrize("told", [None, "2"])
+def test_numpy_begins_no_threads_beside_the_processes_of_a_build_unless_it_is_told_to(tmp_path, monkeypatch, told):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    env = {"OPENBLAS_NUM_THREADS": told} if told else {}
+    result = run_process([sys.executable, "-c", _COUNTING], tmp_path, env)
+    assert result.code == 0, result.text
+    said, threads = result.stdout.split()[-2:]
+    assert said == (told or "1")
+    assert threads == "1" or told
+
+
 @pytest.mark.parametrize("command", ["plan", "status"])
 def test_commands_that_only_look_import_neither_torch_nor_networkx(project, command):
     assert MERGING & imported_by([command], project) == set()
