@@ -67,14 +67,14 @@ class Bench:
         cold
             Whether the page cache is emptied before; otherwise all sources are read.
         """
+        if not cold:  # before the last build is removed, whose memory a virtual machine soon gives back to its host
+            fill_page_cache(path for folder in self.sources.values() for path in sorted(folder.glob("*.safetensors")))
         self._clear()
         write_mergefile(self.project, self.sources, {"merged": self.table(budget)})
         if known:
             shutil.copytree(self.measured, self.project / ".mergecache")
         if cold:
             drop_page_cache()
-        else:
-            fill_page_cache(path for folder in self.sources.values() for path in sorted(folder.glob("*.safetensors")))
         return run(BUILD, [], self.project)
 
     def _clear(self) -> None:
