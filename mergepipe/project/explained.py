@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import tomli
 
 from mergepipe.digest import format_digest
+from mergepipe.errors import StorageError
 from mergepipe.graph.histogram import added, tensor_histograms
 from mergepipe.graph.inputs import slot_digest, source_pin
 from mergepipe.lockfile.assemble import FULL_BUDGET, finite
@@ -42,6 +44,7 @@ from mergepipe.project.reports import bound_of
 from mergepipe.project.sweep_map import modules_of
 
 NOT_ASKED = "it was not measured"
+_READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _COPIED = "it is copied, not merged"
 _NO_EXPERT = "no expert has a part in it"
 _PATH_PART = re.compile(r'\[(?P<index>\d+)\]|\.?(?P<key>"(?:[^"\\]|\\.)*"|[A-Za-z0-9_-]+)')
@@ -64,10 +67,20 @@ class ExplainedProject(MeasuredProject):
                 found = self._tensor(looked, tensor)
             known = self.known(looked, names)
         if known is None:
-            known = self.measure(output, names) if measure else Measurement(tensors=None, why=NOT_ASKED)
+            known = self._measured(output, names) if measure else Measurement(tensors=None, why=NOT_ASKED)
         if isinstance(found, OutputExplanation):
             return _with_contributions(found, looked.plan, known)
         return _with_contribution(found, looked.plan, known)
+
+    def _measured(self, output: str, names: Sequence[str] | None) -> Measurement:
+        """Measure, unless what is found could not be kept: the rest can be explained without it."""
+        try:
+            return self.measure(output, names)
+        except StorageError as error:
+            path, cache = error.facts.get("path"), self._layout.root
+            if error.facts.get("errno") not in _READ_ONLY or path is None or not Path(path).is_relative_to(cache):
+                raise
+            return Measurement(tensors=None, why=f"it is measured into the cache, and mergepipe {error.message}")
 
     def _tensor(self, looked: Looked, name: str) -> TensorExplanation:
         found = explain_tensor(looked.plan, name)

@@ -51,6 +51,16 @@ def test_a_cache_that_may_not_be_written_is_named_and_the_old_state_stays(built,
     built.check_done(clean[2])
 
 
+def test_an_output_is_explained_without_what_a_cache_that_may_not_be_written_cannot_keep(built):
+    lock_away(*sorted(built.cache.rglob("*"), reverse=True), built.cache)
+    result = built.run("explain", OUTPUTS[0])
+    assert result.code == 0, result.text
+    assert "contributions are not known: it is measured into the cache" in result.stdout
+    assert DENIED in result.stdout
+    give_back(built.cache, *built.cache.rglob("*"))
+    assert "contributions: the share by norm" in built.run("explain", OUTPUTS[0]).stdout
+
+
 def test_a_project_that_may_not_be_written_gets_no_cache(site, clean):
     lock_away(site.root)
     check_refused(site.run(), DENIED, ".mergecache")
