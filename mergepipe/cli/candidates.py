@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from mergepipe.checkpoints.adapter import open_adapter
 from mergepipe.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mergepipe.checkpoints.discovery import SUFFIX, is_adapter_file
 from mergepipe.checkpoints.layers import natural_key
@@ -31,11 +32,12 @@ _HUB_FOLDER = re.compile(r"models--(?:.*--)?(?P<name>.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A checkpoint that can be a source, under the name that it gets."""
+    """A checkpoint that can be a source, under the name that it gets; ``on`` is what an adapter applies to."""
 
     name: str
     path: Path
     checkpoint: Checkpoint
+    on: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,29 @@ def open_candidates(paths: Sequence[Path]) -> tuple[tuple[Candidate, ...], tuple
     return tuple(candidates), tuple(errors)
 
 
+def open_adapters(
+    folders: Sequence[Path], on: Candidate, taken: Sequence[str]
+) -> tuple[tuple[Candidate, ...], tuple[tuple[Path, MergepipeError], ...]]:
+    """Return the LoRA adapters in these folders that fit a checkpoint, and each other one with the reason.
+
+    Parameters
+    ----------
+    taken
+        Names that other sources have.
+    """
+    opened: list[Candidate] = []
+    errors: list[tuple[Path, MergepipeError]] = []
+    for folder in folders:
+        name = _free_name(folder_name(folder), [*taken, *(candidate.name for candidate in opened)])
+        try:
+            checkpoint = open_adapter(folder, label=name, on=on.checkpoint)
+        except MergepipeError as error:
+            errors.append((folder, error))
+        else:
+            opened.append(Candidate(name=name, path=folder, checkpoint=checkpoint, on=on.name))
+    return tuple(opened), tuple(errors)
+
+
 def source_names(paths: Sequence[Path]) -> list[str]:
     """Return a name for each path: that of the folder, with the parent's where two are equal, numbered if need be."""
     names = [folder_name(path) for path in paths]
@@ -155,11 +180,16 @@ def source_names(paths: Sequence[Path]) -> list[str]:
     ]
     taken: list[str] = []
     for name in names:
-        free, number = name, 2
-        while free in taken:
-            free, number = f"{name}-{number}", number + 1
-        taken.append(free)
+        taken.append(_free_name(name, taken))
     return taken
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    """Return a name, numbered if it is taken."""
+    free, number = name, 2
+    while free in taken:
+        free, number = f"{name}-{number}", number + 1
+    return free
 
 
 def folder_name(path: Path) -> str:

@@ -43,7 +43,8 @@ def init(session: Session, checkpoints: tuple[str, ...], base: str | None, force
     """Write a commented Mergefile for checkpoints.
 
     Takes the checkpoints that are named, or looks for them below the current directory, three folders deep. The base is
-    guessed: the folder called `base`, or the one that a LoRA adapter beside it was trained on.
+    guessed: the folder called `base`, or the one that a LoRA adapter beside it was trained on. Adapters that fit the
+    base are experts, too.
     """
     # What reads checkpoints takes its time to import, which `--help` must not.
     from mergepipe.cli.candidates import is_adapter, open_candidates, search
@@ -63,14 +64,14 @@ def init(session: Session, checkpoints: tuple[str, ...], base: str | None, force
     raise_collected(error for path, error in errors if finding is None or path in extra)
     if finding is not None:
         _report_search(console, finding, [error for _, error in errors], any_found=len(found) > len(extra))
-    for folder in adapters:
-        console.note(f'left out: `{folder}` is a LoRA adapter; a source of its own with `on = "NAME"` adds it')
-    chosen = _base_name(found, base, adapters)
-    found = tuple(sorted(found, key=lambda candidate: candidate.name != chosen))
+    chosen, fitting = _base_and_adapters(console, found, base, adapters)
+    found = (*sorted(found, key=lambda candidate: candidate.name != chosen), *fitting)
     sources = {candidate.name: _written_path(candidate.path, target) for candidate in found}
-    replace_file(target, render_template(sources, chosen).encode())
+    lora = {candidate.name: sources[candidate.name] for candidate in fitting}
+    whole = {name: path for name, path in sources.items() if name not in lora}
+    replace_file(target, render_template(whole, chosen, lora).encode())
     if session.options.json_output:
-        console.json({"mergefile": str(target), "base": chosen, "sources": sources})
+        console.json({"mergefile": str(target), "base": chosen, "sources": sources, "adapters": list(lora)})
         return
     console.result(_lines(target, found, sources, chosen))
     if len(found) == 1:
@@ -130,6 +131,27 @@ def _report_search(console: Console, finding: Finding, errors: Sequence[Mergepip
         console.note(f"left out: `{folder}` has no safetensors weights")
 
 
+def _base_and_adapters(
+    console: Console, found: Sequence[Candidate], wanted: str | None, folders: Sequence[Path]
+) -> tuple[str | None, tuple[Candidate, ...]]:
+    """Return the name of the base, None if it is not known, and the adapters that fit it; say which are left out.
+
+    A checkpoint that is alone with adapters that fit it is their base.
+    """
+    from mergepipe.cli.candidates import open_adapters
+
+    chosen = _base_name(found, wanted, folders)
+    on = found[0] if chosen is None and len(found) == 1 else next((c for c in found if c.name == chosen), None)
+    if on is None:
+        for folder in folders:
+            console.note(f'left out: `{folder}` is a LoRA adapter; a source of its own with `on = "NAME"` adds it')
+        return chosen, ()
+    fitting, errors = open_adapters(folders, on, [candidate.name for candidate in found])
+    for _, error in errors:
+        console.warn(f"left out: {error.message}")
+    return chosen if chosen is not None or not fitting else on.name, fitting
+
+
 def _base_name(found: Sequence[Candidate], wanted: str | None, adapters: Sequence[Path]) -> str | None:
     """Return the name of the base, None if it is not known.
 
@@ -167,9 +189,9 @@ def _written_path(path: Path, target: Path) -> str:
 def _lines(target: Path, found: Sequence[Candidate], sources: Mapping[str, str], base: str | None) -> list[str]:
     table = []
     for candidate in found:
-        tensors = candidate.checkpoint.tensors
-        size = f"{format_bytes(candidate.checkpoint.nbytes)}, {format_count(len(tensors), 'tensor')}"
-        role = "base" if candidate.name == base else "expert"
+        stored = candidate.checkpoint.stored
+        size = f"{format_bytes(candidate.checkpoint.nbytes)}, {format_count(len(stored), 'tensor')}"
+        role = "adapter" if candidate.on is not None else "base" if candidate.name == base else "expert"
         table.append((role, plain(candidate.name), plain(sources[candidate.name]), size))
     return [f"wrote {plain(str(target))}", *rows(table, indent="  "), *next_steps(target)]
 

@@ -7,10 +7,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from itertools import count
+from types import MappingProxyType
 
 from mergepipe.errors import MergefileError
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
 _PLACEHOLDERS = {"base": "models/base", "math": "models/math", "code": "models/code"}
 
 _HEAD = """\
@@ -19,6 +21,9 @@ version = 1
 
 # Sources: the checkpoints, each under a name of your choice. A path is a folder with safetensors files (or one such
 # file), relative to this Mergefile.
+"""
+_ADAPTERS = """\
+# LoRA adapters, each with the checkpoint that it was trained on. They are merged as other experts are.
 """
 _OUTPUT_HEAD = """\
 # Outputs: the merged checkpoints. `mergepipe build` builds all of them, `mergepipe plan` says what that would read.
@@ -73,7 +78,7 @@ def toml_key(*parts: str) -> str:
     return ".".join(part if _BARE_KEY.fullmatch(part) else toml_string(part) for part in parts)
 
 
-def render_template(sources: Mapping[str, str], base: str | None) -> str:
+def render_template(sources: Mapping[str, str], base: str | None, adapters: Mapping[str, str] = NO_ADAPTERS) -> str:
     """Return a commented Mergefile over some checkpoints.
 
     Parameters
@@ -83,14 +88,19 @@ def render_template(sources: Mapping[str, str], base: str | None) -> str:
     base
         The name of the one that the others were trained from, if there is one: the output is then task arithmetic
         over the others, else an average of all.
+    adapters
+        The paths of LoRA adapters that were trained on the base, by name.
     """
     if not sources:
         sources, base = _PLACEHOLDERS, "base"
-    experts = [name for name in sources if name != base] or list(sources)
+    experts = [name for name in (*sources, *adapters) if name != base] or list(sources)
     operator = "linear" if base is None else "task_arithmetic"
-    name, path = _free_output(sources)
+    name, path = _free_output({**sources, **adapters})
     lines = [_HEAD]
     lines += [f"[{toml_key('sources', source)}]\npath = {toml_string(where)}\n" for source, where in sources.items()]
+    if adapters:
+        assert base is not None, "adapters are those of the base"
+        lines += [_ADAPTERS, *(_adapter_table(source, where, base) for source, where in adapters.items())]
     lines += [_OUTPUT_HEAD + f"[{toml_key('outputs', name)}]", _WEIGHTS[operator], f'operator = "{operator}"']
     lines += [] if base is None else [f"base = {toml_string(base)}"]
     lines += ["experts = [", *_expert_lines(experts, operator), "]"]
@@ -99,6 +109,10 @@ def render_template(sources: Mapping[str, str], base: str | None) -> str:
     normalize = "true" if operator == "linear" else "false"
     tail = _TAIL.format(**tables, normalize=normalize, expert=toml_key(experts[0]))
     return "\n".join(lines) + "\n" + tail
+
+
+def _adapter_table(name: str, path: str, on: str) -> str:
+    return f"[{toml_key('sources', name)}]\npath = {toml_string(path)}\non = {toml_string(on)}\n"
 
 
 def _expert_lines(experts: list[str], operator: str) -> Iterator[str]:

@@ -2,6 +2,7 @@ import json
 import os
 
 import pytest
+from support.adapters import factors, write_adapter
 from support.checkpoints import random_tensors, write_checkpoint, write_safetensors
 from unit.cli.fakes import assert_golden
 
@@ -123,7 +124,7 @@ def test_what_is_left_out_is_said(cli, here):
     result = cli("init")
     assert result.code == 0
     assert "warning: left out: source `broken`" in result.stderr
-    assert 'note: left out: `lora` is a LoRA adapter; a source of its own with `on = "NAME"` adds it\n' in result.stderr
+    assert "warning: left out: source `lora`: `lora/adapter_config.json` is not an adapter of PEFT" in result.stderr
     assert "note: left out: `old` has no safetensors weights\n" in result.stderr
     assert list(sources(here)) == ["base", "good"]
 
@@ -318,21 +319,66 @@ def test_json_says_what_was_written(cli, here):
         "mergefile": "Mergefile.toml",
         "base": "base",
         "sources": {"base": "base", "math": "math"},
+        "adapters": [],
     }
     assert result.stderr == ""
 
 
-def test_an_adapter_among_those_that_are_named_is_left_out_and_said(cli, here):
+MODULE = "model.layers.0"
+
+
+def test_adapters_of_the_base_are_experts(cli, here):
+    checkpoint(here / "base")
+    checkpoint(here / "math")
+    for folder in ("code", "more/math"):
+        write_adapter(here / folder, factors(3, MODULE, 4, 8))
+    result = cli("init")
+    assert (result.code, result.stderr) == (0, "")
+    assert "  adapter  code    code       96 B, 2 tensors\n" in result.stdout
+    found = written(here)
+    assert sources(here) == {"base": "base", "math": "math", "code": "code", "math-2": "more/math"}
+    assert [found.sources[name].on for name in ("math", "code", "math-2")] == [None, "base", "base"]
+    assert [expert.source for expert in found.outputs["merged"].experts] == ["math", "code", "math-2"]
+    assert json.loads(cli("init", "--force", "--json").stdout)["adapters"] == ["code", "math-2"]
+    assert cli("build").code == 0
+
+
+def test_a_checkpoint_alone_with_adapters_is_their_base(cli, here):
+    checkpoint(here / "qwen")
+    write_adapter(here / "lora", factors(3, MODULE, 4, 8), base_model_name_or_path="somewhere/else")
+    result = cli("init")
+    assert (result.code, result.stderr) == (0, "")
+    (output,) = written(here).outputs.values()
+    assert (output.base, [expert.source for expert in output.experts]) == ("qwen", ["lora"])
+
+
+def test_an_adapter_that_does_not_fit_is_left_out_and_said(cli, here):
+    checkpoint(here / "base")
+    write_adapter(here / "lora", factors(3, MODULE, 4, 6))
+    result = cli("init")
+    assert result.code == 0
+    assert result.stderr.startswith("warning: left out: source `lora`: ")
+    assert list(sources(here)) == ["base"]
+
+
+def test_an_adapter_among_those_that_are_named_says_which_is_the_base(cli, here):
     checkpoint(here / "first")
     checkpoint(here / "second")
-    adapter(here / "lora", "first")
-    result = cli("init", "first", "lora", "second")
-    assert result.code == 0
-    note = 'note: left out: `lora` is a LoRA adapter; a source of its own with `on = "NAME"` adds it\n'
-    assert result.stderr == note
-    assert list(sources(here)) == ["first", "second"]
+    write_adapter(here / "lora", factors(3, MODULE, 4, 8), base_model_name_or_path="first")
+    assert cli("init", "first", "lora", "second").stderr == ""
+    assert list(sources(here)) == ["first", "second", "lora"]
     assert next(iter(written(here).outputs.values())).base == "first", "it was trained on that"
     assert cli("init", "--force", "lora").code == 2
+
+
+def test_an_adapter_of_which_the_base_is_not_known_is_left_out_and_said(cli, here):
+    checkpoint(here / "first")
+    checkpoint(here / "second")
+    write_adapter(here / "lora", factors(3, MODULE, 4, 8), base_model_name_or_path="third")
+    result = cli("init")
+    note = 'note: left out: `lora` is a LoRA adapter; a source of its own with `on = "NAME"` adds it\n'
+    assert result.stderr.startswith(note)
+    assert list(sources(here)) == ["first", "second"]
 
 
 def test_a_checkpoint_alone_is_told(cli, here):
