@@ -85,7 +85,13 @@ class Sides:
             return Side(name=text, kind="empty", lock=EMPTY_LOCK), None
         if text and os.path.lexists(path):
             return self._of_path(text, path)
-        return self._revision(text, path=path), None
+        try:
+            return self._revision(text, path=path), None
+        except DiffError as error:
+            built = self._built(text)
+            if built is None:
+                raise
+            raise DiffError(error.message, hint=f"the output of this name is `{built}`", path=text) from None
 
     def ends(self, text: str) -> tuple[str, str] | None:
         """Return the two revisions of ``OLD..NEW``; of ``OLD...NEW`` the commit where the two parted, and NEW.
@@ -104,6 +110,14 @@ class Sides:
                     raise _unknown(name, None, repository)
             old = repository.merge_base(old, new)
         return f"{_REVISION}{old}", f"{_REVISION}{new}"
+
+    def _built(self, name: str) -> str | None:
+        """Return the directory of an output of this name, at the place that outputs have by default."""
+        try:
+            directory = self._find_lock().parent / "build" / name
+        except MergepipeError:
+            return None
+        return _shown(directory) if (directory / MANIFEST_NAME).is_file() else None
 
     # --- paths -------------------------------------------------------------------------------------------------------
 

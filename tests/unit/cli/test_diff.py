@@ -387,6 +387,20 @@ def test_says_why_nothing_can_be_compared(run, tmp_path, problem):
     assert_golden(f"errors/{problem.replace(' ', '-')}.txt", result.stderr.replace(str(tmp_path), "/project"))
 
 
+@pytest.mark.parametrize("in_git", [False, True])
+def test_the_name_of_an_output_that_was_built_is_answered_with_its_directory(run, in_git):
+    if in_git:
+        git("init", "-q", "-b", "main")
+        git("commit", "-qm", "one", "--allow-empty")
+    spoil("Mergefile.toml", "version = 1\n")
+    Path("build/merged").mkdir(parents=True)
+    spoil("build/merged/mergepipe.json", "{}")
+    result = run("diff", "merged", "old.lock")
+    assert result.code == 2
+    assert result.stderr.endswith("\nhint: the output of this name is `build/merged`\n")
+    assert "build" not in run("diff", "other", "old.lock").stderr
+
+
 def test_in_a_shallow_clone_the_hint_says_how_to_get_the_rest(repository, tmp_path, monkeypatch):
     git("commit", "-qam", "two")
     git("clone", "-q", "--depth", "1", f"file://{tmp_path}", str(tmp_path / "shallow"))
